@@ -1,0 +1,247 @@
+"""What the parts of the playground say to each other: requests, slices, copies, steps, completions.
+
+Values only. Nothing here knows a policy, a clock, a device or a tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+MAIN = "main"
+"""The lane of a slice that no policy put anywhere else."""
+
+COPY_IN, COPY_OUT = "copy_in", "copy_out"
+"""Lanes of swap copies: host to device, device to host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Latency objectives of one request, in seconds; `inf` where it has none."""
+
+    ttft: float = inf
+    tpot: float = inf
+    e2el: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an engine picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"sampling.temperature={self.temperature} must be 0 (greedy) or more")
+        if self.top_k < 0:
+            raise ValueError(f"sampling.top_k={self.top_k} must be 0 (off) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"sampling.top_p={self.top_p} must lie in (0, 1]")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What a policy may know of a request. It has no output length: the oracle boundary is this type."""
+
+    id: int
+    arrival: float
+    prompt_length: int
+    max_tokens: int
+    priority: int = 0
+    tenant: str = ""
+    session: str = ""
+    slo: Slo = field(default_factory=Slo)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a workload.
+
+    `arrival` is in seconds since the run began, lengths are in tokens. `max_tokens` is what the client allows and
+    everybody sees; `output_length` is what will really come, where a trace knows it, and only backends read it.
+    `hashes` are chained prefix ids, one for every `hash_block` tokens of the prompt: equal ids mean equal prefixes.
+    """
+
+    id: int
+    arrival: float
+    prompt_length: int
+    max_tokens: int
+    output_length: int | None = None
+    prompt: tuple[int, ...] | None = None
+    hashes: tuple[int, ...] = ()
+    hash_block: int = 16
+    priority: int = 0
+    tenant: str = ""
+    session: str = ""
+    slo: Slo = field(default_factory=Slo)
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if self.prompt_length < 1:
+            raise ValueError(f"request {self.id}: prompt_length={self.prompt_length} must be at least 1")
+        if self.max_tokens < 1:
+            raise ValueError(f"request {self.id}: max_tokens={self.max_tokens} must be at least 1")
+        if self.output_length is not None and not 1 <= self.output_length <= self.max_tokens:
+            raise ValueError(
+                f"request {self.id}: output_length={self.output_length} must lie in 1..max_tokens={self.max_tokens}"
+            )
+        if self.prompt is not None and len(self.prompt) != self.prompt_length:
+            raise ValueError(
+                f"request {self.id}: prompt has {len(self.prompt)} tokens, prompt_length={self.prompt_length}"
+            )
+
+    def view(self) -> RequestView:
+        return RequestView(
+            self.id, self.arrival, self.prompt_length, self.max_tokens, self.priority, self.tenant, self.session, self.slo
+        )
+
+
+class Slice(NamedTuple):
+    """One sequence's share of one step: prefill, chunk, decode and verification are the same thing.
+
+    The tokens at positions `start .. start+length` are computed. `blocks` are the KV blocks appended to the
+    sequence's table by this slice (in a sequence's first slice of an epoch: with the ones found in the prefix cache).
+    `samples`: the last position yields a token. `drafted`: how many of the tokens are guesses to verify.
+    """
+
+    sequence: int
+    epoch: int
+    rank: int
+    start: int
+    length: int
+    samples: bool
+    blocks: tuple[int, ...]
+    lane: str = MAIN
+    drafted: int = 0
+
+
+class Copy(NamedTuple):
+    """KV blocks of one sequence that move between two pools; block i of `source` goes to block i of `target`.
+
+    Lane `copy_out` reads the device's pool and writes the host's, `copy_in` the reverse. The sources are held until
+    the copy is done. `epoch` is the one the sequence has when the copy ends.
+    """
+
+    sequence: int
+    epoch: int
+    rank: int
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """All that a backend gets: what to compute and what to move, decided before.
+
+    `starts` are the requests that no earlier step of this group named, `ends` the sequences that no later one will.
+    `dummies` are ranks of a lockstep group that have nothing to do and must take part nevertheless.
+    `repeat`: the step may be done up to so many times in a row, every slice one token further each time; how
+    often it was done is `Done.count`. Only a backend whose `Spec.repeats` holds ever sees a repeat above 1.
+    """
+
+    id: int
+    group: int
+    planned: float
+    slices: tuple[Slice, ...]
+    copies: tuple[Copy, ...] = ()
+    starts: tuple[Request, ...] = ()
+    ends: tuple[int, ...] = ()
+    dummies: tuple[int, ...] = ()
+    repeat: int = 1
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """Lanes in use, in order of first use: one `Done` comes back for each."""
+        names = dict.fromkeys(part.lane for part in self.slices)
+        names.update(dict.fromkeys(copy.lane for copy in self.copies))
+        return tuple(names)
+
+
+class Done(NamedTuple):
+    """One lane of one step is complete.
+
+    Times are seconds since the run began; `host` is the host's share of the launch, in seconds. `tokens` holds, for
+    each sequence that sampled, the tokens it got (in a backend without tensors every id is 0: only their number
+    means anything). `ended`: sequences that got their last token. `ticks`: finish times of each repetition when
+    `count` > 1. `stages`: (started, finished) on each pipeline stage where there are several.
+    """
+
+    step: int
+    lane: str
+    launched: float
+    started: float
+    finished: float
+    tokens: dict[int, tuple[int, ...]]
+    ended: tuple[int, ...] = ()
+    host: float = 0.0
+    count: int = 1
+    ticks: tuple[float, ...] = ()
+    stages: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Static facts about a backend that a policy may plan against.
+
+    `blocks` is the KV pool of each rank, in blocks of `block_size` tokens; `host_blocks` the pool that swapped
+    sequences use. `max_seqs` bounds the sequences admitted on a rank at any time, `max_tokens` the tokens of one rank
+    in one step, `max_length` the tokens of one sequence. `stages` is the pipeline's depth, `ranks` counts the data
+    parallel ranks; with `lockstep` they step together as one group, else each is a group (a replica).
+    `forwards_tokens`: a sampled token may be an input before it was returned. `repeats`: see `Step.repeat`.
+    """
+
+    blocks: int
+    block_size: int = 16
+    host_blocks: int = 0
+    max_seqs: int = 256
+    max_tokens: int = 8192
+    max_length: int = 1 << 20
+    stages: int = 1
+    ranks: int = 1
+    lockstep: bool = False
+    forwards_tokens: bool = False
+    repeats: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "block_size", "max_seqs", "max_tokens", "max_length", "stages", "ranks"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if self.host_blocks < 0:
+            raise ValueError(f"host_blocks={self.host_blocks} must be 0 (no swapping) or more")
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks that step together."""
+        ranks = tuple(range(self.ranks))
+        return (ranks,) if self.lockstep else tuple((rank,) for rank in ranks)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The client went away: whatever the request has is given up."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A request that will get no (more) tokens, and why."""
+
+    request: int
+    why: str

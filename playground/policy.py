@@ -1,0 +1,60 @@
+"""The seam to scheduling ideas: what a policy answers, and what it is shown of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from playground.core import RequestView, Spec
+
+if TYPE_CHECKING:
+    from playground.draft import Draft
+
+
+class Load(NamedTuple):
+    """One rank as it was when the view was taken: sequences, tokens and blocks."""
+
+    rank: int
+    waiting: int
+    running: int
+    waiting_tokens: int
+    blocks_free: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """What a router sees: the loads as stale as configured (`taken`: when they were), but the present time."""
+
+    now: float
+    taken: float
+    loads: Seq[Load]
+    rng: Random
+    prefix_hit: Callable[[int], int]
+    """Tokens of this prompt that a rank has in its prefix cache, by rank."""
+
+
+class Policy(Protocol):
+    """One scheduling idea. Knows no clock, no device and no true output length."""
+
+    def fill(self, draft: Draft) -> None:
+        """Choose the tokens, victims and lanes of one step of one rank."""
+        ...
+
+    def place(self, request: RequestView, view: ClusterView) -> int | None:
+        """The rank that gets a new request; None holds it until something changes."""
+        ...
+
+    def run_ahead(self, spec: Spec) -> int:
+        """Steps outstanding per pipeline stage: 1 waits for every step, 2 plans one step ahead of its results."""
+        ...
+
+    def steady(self, draft: Draft) -> int:
+        """For how many more steps `fill` would do the same if only decodes ticked; 0 promises nothing.
+
+        Asked after `fill`, of the same draft.
+        """
+        ...
