@@ -1,0 +1,207 @@
+"""A run folder's numbers, under the names and by the definitions of vLLM's serving benchmark.
+
+Reads tables; knows neither how they were made nor which policy made them. Times are seconds in, milliseconds in
+the keys that end in `_ms`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.occupancy import busy_time, covered, step_metrics
+from analysis.tokens import Array, gaps, token_times
+from playground import trace
+
+Summary = dict[str, Any]
+
+STEP_COLUMNS = (
+    "step", "group", "lane", "planned", "started", "finished", "prefill_tokens", "decode_tokens",
+    "blocks_free", "count", "ticks", "stage_started", "stage_finished",
+)  # fmt: skip
+SLICE_COLUMNS = ("step", "sequence", "start", "length", "samples", "lane")
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Service level objectives in seconds; `inf` where there is none."""
+
+    ttft: float = inf
+    tpot: float = inf
+    e2el: float = inf
+
+    @property
+    def given(self) -> dict[str, float]:
+        limits = {"ttft": self.ttft, "tpot": self.tpot, "e2el": self.e2el}
+        return {name: limit for name, limit in limits.items() if limit < inf}
+
+
+NO_OBJECTIVES = Objectives()
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What a summary is made of; `blocks` is the size of one rank's KV pool."""
+
+    requests: pd.DataFrame
+    steps: pd.DataFrame
+    slices: pd.DataFrame
+    blocks: int
+
+
+def load(run_dir: Path) -> Tables:
+    requests = trace.read(run_dir, "requests").to_pandas()
+    steps = trace.read(run_dir, "steps", list(STEP_COLUMNS)).to_pandas()
+    slices = trace.read(run_dir, "slices", list(SLICE_COLUMNS)).to_pandas()
+    blocks = json.loads((run_dir / "run.json").read_text())["spec"]["blocks"]
+    return Tables(requests, steps, slices, blocks)
+
+
+def summarize(
+    tables: Tables, objectives: Objectives = NO_OBJECTIVES, percentiles: Sequence[float] = (50, 90, 99)
+) -> Summary:
+    """All metrics of one run. A metric that has no sample is None."""
+    finished = latencies(tables.requests[tables.requests["outcome"] == "finished"])
+    tokens = token_times(tables.requests, tables.steps, tables.slices)
+    samples = {
+        "ttft": finished["ttft"].to_numpy(),
+        "tpot": finished["tpot"].dropna().to_numpy(),
+        "itl": gaps(tokens[tokens["sequence"].isin(finished["id"])]),
+        "e2el": finished["e2el"].to_numpy(),
+    }
+    duration = _duration(tables)
+    summary = _counts(tables.requests) | _throughput(finished, tokens, duration)
+    for name, values in samples.items():
+        summary |= describe(name, values, percentiles)
+    summary |= _goodness(tables.requests, finished, duration, objectives)
+    summary |= _memory(tables.requests)
+    summary |= step_metrics(tables.steps, tables.blocks)
+    summary["bubble_ratio"] = bubble_ratio(tables.requests, tables.steps)
+    summary["notes"] = _notes(samples, percentiles)
+    return summary
+
+
+def latencies(requests: pd.DataFrame) -> pd.DataFrame:
+    """With columns ttft, tpot (NaN where there is but one token) and e2el, in seconds."""
+    later = (requests["output_length"] - 1).where(requests["output_length"] > 1)
+    return requests.assign(
+        ttft=requests["first_token"] - requests["arrival"],
+        tpot=(requests["finished"] - requests["first_token"]) / later,
+        e2el=requests["finished"] - requests["arrival"],
+    )
+
+
+def describe(name: str, seconds: Array, percentiles: Sequence[float] = (50, 90, 99)) -> Summary:
+    """Mean, median, standard deviation and percentiles in milliseconds."""
+    keys = [f"{kind}_{name}_ms" for kind in ("mean", "median", "std", *(f"p{q:g}" for q in percentiles))]
+    if len(seconds) == 0:
+        return dict.fromkeys(keys)
+    values = [seconds.mean(), np.median(seconds), seconds.std(), *(percentile(seconds, q) for q in percentiles)]
+    return {key: float(value) * 1e3 for key, value in zip(keys, values, strict=True)}
+
+
+def percentile(values: Array, q: float) -> float:
+    """Linear, as numpy's; refused beyond p99 where fewer than ten values would lie above it."""
+    if q > 99 and len(values) < _needed(q):
+        raise ValueError(f"p{q:g} needs at least {_needed(q):,} samples, there are {len(values):,}: ask for p99")
+    return float(np.percentile(values, q))
+
+
+def bubble_ratio(requests: pd.DataFrame, steps: pd.DataFrame) -> float | None:
+    """Share of the stages' time that was idle while at least one request was in the system."""
+    served = requests[requests["outcome"] != "rejected"]
+    groups = sorted(steps["group"].unique())
+    active = busy = 0.0
+    for group in groups:
+        mine = served if len(groups) == 1 else served[served["rank"] == group]
+        stages, time = busy_time(steps[steps["group"] == group])
+        busy += time
+        active += stages * covered(mine["arrival"].to_numpy(), mine["finished"].to_numpy())
+    return max(0.0, 1 - busy / active) if active else None
+
+
+def max_concurrent(started: Array, finished: Array) -> int:
+    """The most half-open intervals [started, finished) that share an instant."""
+    if len(started) == 0:
+        return 0
+    times = np.concatenate([finished, started])
+    change = np.concatenate([-np.ones(len(finished)), np.ones(len(started))])
+    # Stable: at equal times the ends, listed first, count before the starts.
+    return int(np.cumsum(change[np.argsort(times, kind="stable")]).max())
+
+
+def _duration(tables: Tables) -> float:
+    """Seconds from the first arrival to the last answer."""
+    if len(tables.requests) == 0:
+        return 0.0
+    return float(tables.requests["finished"].max() - tables.requests["arrival"].min())
+
+
+def _counts(requests: pd.DataFrame) -> Summary:
+    outcomes = requests["outcome"].value_counts()
+    names = {"completed": "finished", "rejected": "rejected", "aborted": "aborted"}
+    return {"requests": len(requests)} | {key: int(outcomes.get(value, 0)) for key, value in names.items()}
+
+
+def _throughput(finished: pd.DataFrame, tokens: pd.DataFrame, duration: float) -> Summary:
+    inputs, outputs = int(finished["prompt_length"].sum()), int(finished["output_length"].sum())
+    return {
+        "duration": duration,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": _per(len(finished), duration),
+        "output_throughput": _per(outputs, duration),
+        "total_token_throughput": _per(inputs + outputs, duration),
+        "max_output_tokens_per_s": _fullest_second(tokens["time"].to_numpy()),
+        "concurrency": _per(float(finished["e2el"].sum()), duration),
+        "max_concurrent_requests": max_concurrent(finished["arrival"].to_numpy(), finished["finished"].to_numpy()),
+    }
+
+
+def _fullest_second(times: Array) -> int:
+    return int(np.bincount(times.astype(np.int64)).max()) if len(times) else 0
+
+
+def _goodness(requests: pd.DataFrame, finished: pd.DataFrame, duration: float, objectives: Objectives) -> Summary:
+    """Goodput and attainment; None without objectives. A request that got no answer has missed every one."""
+    if not objectives.given:
+        return {"request_goodput": None, "slo_attainment": None}
+    met = {name: finished[name].fillna(0.0) <= limit for name, limit in objectives.given.items()}
+    good = int(np.logical_and.reduce(list(met.values())).sum())
+    by_metric = {f"slo_attainment_{name}": _per(int(hits.sum()), len(requests)) for name, hits in met.items()}
+    return {"request_goodput": _per(good, duration), "slo_attainment": _per(good, len(requests))} | by_metric
+
+
+def _memory(requests: pd.DataFrame) -> Summary:
+    started = requests[requests["admitted"].notna()]
+    return {
+        "preemptions": int(requests["preemptions"].sum()),
+        "wasted_tokens": int(requests["recomputed_tokens"].sum()),
+        "prefix_hit_rate": _per(int(started["cached_tokens"].sum()), int(started["prompt_length"].sum())),
+    }
+
+
+def _notes(samples: Mapping[str, Array], percentiles: Sequence[float]) -> list[str]:
+    """Where a percentile rests on fewer than ten values beyond it."""
+    return [
+        f"p{q:g}_{name}_ms rests on {len(values):,} samples; {_needed(q):,} would be better"
+        for q in percentiles
+        for name, values in samples.items()
+        if 0 < len(values) < _needed(q)
+    ]
+
+
+def _needed(q: float) -> int:
+    """Samples of which ten lie beyond the q-th percentile."""
+    return round(1000 / (100 - q)) if q < 100 else 1
+
+
+def _per(amount: float, whole: float) -> float | None:
+    return amount / whole if whole else None
