@@ -55,7 +55,8 @@ def _flat_ticks(steps: pd.DataFrame) -> tuple[Array, Array]:
 def _ranges(counts: Array) -> Array:
     """0..c-1 for every c, one after another."""
     ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    numbers: Array = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return numbers
 
 
 def _returned(tokens: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
