@@ -1,0 +1,85 @@
+"""One accelerator and its links, as a data sheet gives them, and what kernels achieve of that.
+
+Figures only: it does not know a model. Each sheet in `conf/device` names the source of each figure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_POSITIVE = ("peak_flops", "memory_bandwidth", "memory_bytes", "link_bandwidth", "host_bandwidth", "gemm_tile")
+_FRACTIONS = ("gemm_fraction", "attention_fraction", "bandwidth_fraction", "link_fraction", "host_fraction")
+_SECONDS = ("link_latency", "host_latency", "kernel_latency", "eager_launch", "graph_launch")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Rates are per second and per direction, sizes in bytes, latencies in seconds.
+
+    A fraction is what good kernels reach of the sheet's figure on large work: above 0 and at most 1, so that no
+    prediction beats the sheet. Defaults are H200 measurements (docs/cost-model.md) and only a guess elsewhere.
+    """
+
+    name: str
+    peak_flops: float
+    """Dense (no sparsity) FLOP/s of matrix products in the model's dtype, accumulating in float32."""
+    memory_bandwidth: float
+    memory_bytes: float
+    """What the driver reports, not the rounded figure of the sheet."""
+    link_bandwidth: float
+    """To another device of the same host: NVLink where there is one, else PCIe."""
+    host_bandwidth: float
+    """To pinned memory of the host, for swap copies."""
+    gemm_fraction: float = 0.8
+    attention_fraction: float = 0.53
+    bandwidth_fraction: float = 0.9
+    link_fraction: float = 0.5
+    host_fraction: float = 0.85
+    link_latency: float = 5e-6
+    """Of one collective or one send."""
+    host_latency: float = 1e-5
+    """Of one batched copy."""
+    kernel_latency: float = 2e-5
+    """Start and drain of the kernels of one layer: paid on the device in every step, graph or not."""
+    eager_launch: float = 6e-5
+    """Host time to launch the kernels of one layer one by one; hidden while the device is busier than that."""
+    graph_launch: float = 5e-5
+    """Host time to replay the CUDA graph of a whole step."""
+    gemm_tile: int = 64
+    """Matrix products of more tokens than this work on so many at a time: 257 cost as much as 320."""
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if not (value := getattr(self, name)) > 0:
+                raise ValueError(f"device.{name}={value} must be greater than 0")
+        for name in _FRACTIONS:
+            if not 0 < (value := getattr(self, name)) <= 1:
+                raise ValueError(f"device.{name}={value} must lie in (0, 1]")
+        for name in _SECONDS:
+            if not (value := getattr(self, name)) >= 0:
+                raise ValueError(f"device.{name}={value} must be 0 or more seconds")
+
+    @property
+    def gemm_flops(self) -> float:
+        """FLOP/s that large matrix products reach."""
+        return self.peak_flops * self.gemm_fraction
+
+    @property
+    def attention_flops(self) -> float:
+        """FLOP/s that prefill attention reaches."""
+        return self.peak_flops * self.attention_fraction
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s that kernels reach when they stream from device memory."""
+        return self.memory_bandwidth * self.bandwidth_fraction
+
+    @property
+    def link(self) -> float:
+        """Bytes/s that collectives and sends reach."""
+        return self.link_bandwidth * self.link_fraction
+
+    @property
+    def host_link(self) -> float:
+        """Bytes/s that copies to and from pinned host memory reach."""
+        return self.host_bandwidth * self.host_fraction
