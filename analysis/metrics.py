@@ -37,18 +37,13 @@ class Objectives:
     tpot: float = inf
     e2el: float = inf
 
-    @property
-    def given(self) -> dict[str, float]:
-        limits = {"ttft": self.ttft, "tpot": self.tpot, "e2el": self.e2el}
-        return {name: limit for name, limit in limits.items() if limit < inf}
-
 
 NO_OBJECTIVES = Objectives()
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What a summary is made of; `blocks` is the size of one rank's KV pool."""
+    """What a summary is made of; `blocks` is the size of the KV pools of one group of ranks."""
 
     requests: pd.DataFrame
     steps: pd.DataFrame
@@ -60,8 +55,13 @@ def load(run_dir: Path) -> Tables:
     requests = trace.read(run_dir, "requests").to_pandas()
     steps = trace.read(run_dir, "steps", list(STEP_COLUMNS)).to_pandas()
     slices = trace.read(run_dir, "slices", list(SLICE_COLUMNS)).to_pandas()
-    blocks = json.loads((run_dir / "run.json").read_text())["spec"]["blocks"]
-    return Tables(requests, steps, slices, blocks)
+    return Tables(requests, steps, slices, group_blocks(run_dir))
+
+
+def group_blocks(run_dir: Path) -> int:
+    """KV blocks of one group of ranks: of all ranks in lockstep, else of the one."""
+    spec = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))["spec"]
+    return int(spec["blocks"] * (spec["ranks"] if spec["lockstep"] else 1))
 
 
 def summarize(
@@ -171,12 +171,22 @@ def _fullest_second(times: Array) -> int:
 
 def _goodness(requests: pd.DataFrame, finished: pd.DataFrame, duration: float, objectives: Objectives) -> Summary:
     """Goodput and attainment; None without objectives. A request that got no answer has missed every one."""
-    if not objectives.given:
+    met = {name: finished[name].fillna(0.0) <= limit for name, limit in _limits(finished, objectives).items()}
+    if not met:
         return {"request_goodput": None, "slo_attainment": None}
-    met = {name: finished[name].fillna(0.0) <= limit for name, limit in objectives.given.items()}
     good = int(np.logical_and.reduce(list(met.values())).sum())
     by_metric = {f"slo_attainment_{name}": _per(int(hits.sum()), len(requests)) for name, hits in met.items()}
     return {"request_goodput": _per(good, duration), "slo_attainment": _per(good, len(requests))} | by_metric
+
+
+def _limits(finished: pd.DataFrame, objectives: Objectives) -> dict[str, pd.Series]:
+    """What holds for each request, by metric: its own objective, else the run's; none where nobody has one."""
+    defaults = {"ttft": objectives.ttft, "tpot": objectives.tpot, "e2el": objectives.e2el}
+    limits = {
+        name: finished[f"{name}_slo"].where(finished[f"{name}_slo"] < inf, default)
+        for name, default in defaults.items()
+    }
+    return {name: limit for name, limit in limits.items() if (limit < inf).any()}
 
 
 def _memory(requests: pd.DataFrame) -> Summary:

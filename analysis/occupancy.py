@@ -9,6 +9,8 @@ import pandas as pd
 
 from analysis.tokens import Array
 
+COPY_LANES = ("copy_in", "copy_out")
+
 
 def step_metrics(steps: pd.DataFrame, blocks: int) -> dict[str, Any]:
     """Steps, tokens per step and its coefficient of variation, KV use (time-weighted mean, and peak)."""
@@ -54,7 +56,11 @@ def kv_metrics(steps: pd.DataFrame, blocks: int) -> dict[str, float | None]:
 
 
 def busy_time(steps: pd.DataFrame) -> tuple[int, float]:
-    """Stages of one group, and the seconds they were busy, all stages added up; lanes side by side count once."""
+    """Stages of one group, and the seconds they were busy, all stages added up; lanes side by side count once.
+
+    Copies do not keep a stage busy.
+    """
+    steps = steps[~steps["lane"].isin(COPY_LANES)]
     staged = steps[steps["stage_started"].notna()]
     if len(staged) == 0:
         return 1, covered(steps["started"].to_numpy(), steps["finished"].to_numpy())

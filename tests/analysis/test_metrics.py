@@ -1,5 +1,7 @@
 """Every number of a summary, worked by hand on a run of four requests."""
 
+from math import inf
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +15,7 @@ def request(id, arrival, first_token, finished, prompt_length, output_length, ou
     row = dict(
         id=id, arrival=arrival, first_token=first_token, finished=finished, prompt_length=prompt_length,
         output_length=output_length, outcome=outcome, admitted=arrival, rank=0, preemptions=0, recomputed_tokens=0,
-        cached_tokens=0,
+        cached_tokens=0, ttft_slo=inf, tpot_slo=inf, e2el_slo=inf,
     )  # fmt: skip
     return row | more
 
@@ -79,6 +81,12 @@ def test_goodput_counts_a_single_token_as_tpot_zero_and_a_rejection_as_missed(ta
 
 def test_without_objectives_there_is_no_goodput(tables):
     assert summarize(tables)["request_goodput"] is None
+
+
+def test_a_requests_own_objective_goes_before_the_runs(tables):
+    tables.requests.loc[0, "ttft_slo"] = 0.5
+    assert summarize(tables, Objectives(ttft=2.0))["slo_attainment"] == 1 / 4
+    assert summarize(tables)["slo_attainment_ttft"] == 1 / 4  # the other has none: always met
 
 
 def test_memory_and_steps(tables):

@@ -1,0 +1,192 @@
+"""What the user got wrong, in one line: the option, its value, and what would do.
+
+Hydra's and OmegaConf's own errors are many lines about their machinery; here they become one about the option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from inspect import signature
+
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+    SearchPathException,
+)
+from hydra.utils import get_object
+from omegaconf.errors import (
+    ConfigKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ValidationError,
+)
+
+from experiments.settings import SettingError
+from playground.loop import Stuck
+
+
+def explain(error: BaseException) -> str | None:
+    """One line for an error that a user can mend; None for one of ours."""
+    for kind, tell in _TELLERS.items():
+        if isinstance(error, kind):
+            return _one_line(tell(error))
+    return None
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """The nearest known word, or all of them if there are few."""
+    if near := get_close_matches(word, known, n=1):
+        return f"did you mean {near[0]}?"
+    return f"choose one of: {', '.join(known)}" if known else "there are none"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and its causes, outermost first."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _innermost(error: BaseException) -> BaseException:
+    return list(_chain(error))[-1]
+
+
+def _missing_config(error: MissingConfigException) -> str:
+    """`policy=foo`, where the group has no foo."""
+    group, _, option = (error.missing_cfg_file or "").rpartition("/")
+    if not group:
+        return f"config {option!r} does not exist: {error}"
+    options = list(error.options or [])
+    if not options:
+        return f"{group}={option}: there is no group {group}; `playground --help` lists the groups"
+    hint = did_you_mean(option, options)
+    listed = "" if hint.startswith("choose") else f" ({group}: {', '.join(options)})"
+    return f"{group}={option}: no such option; {hint}{listed}"
+
+
+def _composition(error: ConfigCompositionException) -> str:
+    """An override of a key or a group that does not exist, or a value of the wrong type."""
+    for cause in _chain(error):
+        if isinstance(cause, OmegaConfBaseException):
+            return _omegaconf(cause, str(error))
+    text = str(error)
+    if found := re.search(r"Could not override '([^']+)'\.\s*No match in the defaults list", text):
+        return f"{found[1]}: not a group that is set by default; add it with +{found[1]}=..."
+    if "To append to your default list use" in text and (found := re.search(r"use (\+\S+)", text)):
+        return f"{found[1].lstrip('+')}: not set by default; write {found[1]}"
+    if found := re.search(r"Multiple values for ([^.]+)\.", text):
+        return f"{found[1]} is set twice; give it once, or several values by -m {found[1]}=a,b"
+    return text
+
+
+def _omegaconf(error: OmegaConfBaseException, about: str = "") -> str:
+    key = error.full_key or ""
+    first = str(error).splitlines()[0]
+    if isinstance(error, MissingMandatoryValue):
+        return f"{key} is required: give {key}=..."
+    if isinstance(error, InterpolationResolutionError):
+        return f"{key}: {first}"
+    if isinstance(error, ValidationError):
+        return f"{_as_typed(key, about)}: {first}"
+    if isinstance(error, ConfigKeyError) or "not in" in first:
+        return _unknown_key(error, about)
+    return f"{key}: {first}" if key else first
+
+
+def _as_typed(key: str, about: str) -> str:
+    """`seed=abc` as the user wrote it, where Hydra repeats it."""
+    found = re.search(r"override[^\n]*?'?([\w.@/]+=[^\n']*)'?", about)
+    return found[1] if found and found[1].startswith(key) else key
+
+
+def _unknown_key(error: OmegaConfBaseException, about: str) -> str:
+    """Names the keys that the parent has, since a typo is the usual reason."""
+    found = re.search(r"use (\+\S+)", about)
+    wanted = found[1] if found else f"+{error.full_key}=..."
+    key = wanted.lstrip("+").partition("=")[0]
+    name = key.rpartition(".")[2]
+    known = sorted(str(child) for child in _children(error) if not str(child).startswith("_"))
+    hint = did_you_mean(name, known)
+    return f"{wanted.lstrip('+')}: unknown option; {hint} (if the part takes it though its YAML does not: {wanted})"
+
+
+def _children(error: OmegaConfBaseException) -> list[object]:
+    parent = error.parent_node
+    return list(parent) if isinstance(parent, Mapping) else []
+
+
+def _instantiation(error: InstantiationException) -> str:
+    """A `_target_` that cannot be imported, or that refused its options."""
+    text = str(error)
+    key = found[1] if (found := re.search(r"full_key: (\S+)", text)) else ""
+    inner = _innermost(error)
+    if (found := re.search(r"Error (?:locating|loading) '?([\w.]+)", text)) or isinstance(inner, ImportError):
+        target = found[1] if found else ""
+        return f"{_dot(key)}_target_={target}: cannot be imported ({inner}); is its package installed or on PYTHONPATH?"
+    if isinstance(inner, TypeError) and (found := re.search(r"in call to target '([\w.<>]+)'", text)):
+        return _refused(key, found[1], inner)
+    return str(inner)
+
+
+def _refused(key: str, target: str, inner: TypeError) -> str:
+    """An unexpected or missing option; says which ones there are."""
+    if found := re.search(r"unexpected keyword argument '(\w+)'", str(inner)):
+        return f"{_dot(key)}{found[1]}: {_short(target)} has no such option; {did_you_mean(found[1], _options(target))}"
+    if found := re.search(r"missing \d+ required [\w-]+ arguments?: (.*)", str(inner)):
+        return (
+            f"{key or _short(target)}: {_short(target)} needs {found[1]}: give +{_dot(key)}{_first_name(found[1])}=..."
+        )
+    return f"{key or _short(target)}: {inner}"
+
+
+def _options(target: str) -> list[str]:
+    try:
+        return [name for name in signature(get_object(target)).parameters if name not in ("self", "cls")]
+    except (ImportError, ValueError, TypeError):
+        return []
+
+
+def _dot(key: str) -> str:
+    return f"{key}." if key else ""
+
+
+def _short(target: str) -> str:
+    return target.rpartition(".")[2]
+
+
+def _first_name(names: str) -> str:
+    return names.strip("'").partition("'")[0]
+
+
+def _parse(error: OverrideParseException) -> str:
+    return (
+        f"{error.override!r} cannot be read: write GROUP=OPTION or KEY.PATH=VALUE, and quote what a shell would change"
+    )
+
+
+def _stuck(error: Stuck) -> str:
+    return f"the policy is stuck: {error}; a policy that waits on purpose must say so with draft.wake(at)"
+
+
+_TELLERS: Mapping[type[BaseException], Callable[..., str]] = {
+    SettingError: str,
+    MissingConfigException: _missing_config,
+    OverrideParseException: _parse,
+    ConfigCompositionException: _composition,
+    InstantiationException: _instantiation,
+    SearchPathException: str,
+    OmegaConfBaseException: _omegaconf,
+    HydraException: str,
+    Stuck: _stuck,
+}

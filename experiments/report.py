@@ -1,0 +1,77 @@
+"""Numbers as tables for people. Knows keys of a summary, not how they came about."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+Row = Mapping[str, Any]
+
+LABELS = {
+    "completed": "completed",
+    "rejected": "rejected",
+    "request_throughput": "req/s",
+    "output_throughput": "output tok/s",
+    "request_goodput": "goodput req/s",
+    "slo_attainment": "SLO met",
+    "mean_ttft_ms": "TTFT mean (ms)",
+    "p99_ttft_ms": "TTFT p99",
+    "mean_tpot_ms": "TPOT mean (ms)",
+    "p99_tpot_ms": "TPOT p99",
+    "p99_itl_ms": "ITL p99 (ms)",
+    "mean_e2el_ms": "E2E mean (ms)",
+    "preemptions": "preemptions",
+    "wasted_tokens": "wasted tok",
+    "prefix_hit_rate": "prefix hits",
+    "bubble_ratio": "bubbles",
+    "cv_tokens_per_step": "CV tok/step",
+    "mean_kv_usage": "KV used",
+}
+SHARES = {"slo_attainment", "prefix_hit_rate", "bubble_ratio", "mean_kv_usage"}
+ALWAYS = ("completed", "request_throughput", "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+          "p99_tpot_ms", "p99_itl_ms", "bubble_ratio", "cv_tokens_per_step", "mean_kv_usage")  # fmt: skip
+
+
+def comparison(rows: Sequence[tuple[Row, Row]], title: str = "") -> Table:
+    """One line a run: what distinguishes it, then its summary. Columns that say nothing are left out."""
+    keys = [key for key in LABELS if key in ALWAYS or any(summary.get(key) for _, summary in rows)]
+    names = list(dict.fromkeys(name for labels, _ in rows for name in labels))
+    table = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for name in names:
+        table.add_column(name, style="cyan", overflow="fold")
+    for key in keys:
+        table.add_column(LABELS[key], justify="right")
+    for labels, summary in rows:
+        cells = [str(labels.get(name, "")) for name in names]
+        table.add_row(*cells, *(number(key, summary.get(key)) for key in keys))
+    return table
+
+
+def one_run(summary: Row, title: str = "") -> Table:
+    """A run on its own reads better downwards."""
+    table = Table(title=title or None, box=SIMPLE_HEAD, show_header=False, title_justify="left", title_style="bold")
+    table.add_column(style="cyan")
+    table.add_column(justify="right")
+    for key, label in LABELS.items():
+        if key in ALWAYS or summary.get(key):
+            table.add_row(label, number(key, summary.get(key)))
+    return table
+
+
+def number(key: str, value: float | None) -> str:
+    """Three digits that matter; shares as per cent; a dash where there is nothing."""
+    if value is None:
+        return "–"
+    if key in SHARES:
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
+
+
+def console() -> Console:
+    """Standard output; wide where no terminal sets a width, so that a table in a file keeps its lines."""
+    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 200)
