@@ -98,7 +98,14 @@ class Request:
 
     def view(self) -> RequestView:
         return RequestView(
-            self.id, self.arrival, self.prompt_length, self.max_tokens, self.priority, self.tenant, self.session, self.slo
+            self.id,
+            self.arrival,
+            self.prompt_length,
+            self.max_tokens,
+            self.priority,
+            self.tenant,
+            self.session,
+            self.slo,
         )
 
 
@@ -164,7 +171,8 @@ class Step:
         return tuple(names)
 
 
-class Done(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Done:
     """One lane of one step is complete.
 
     Times are seconds since the run began; `host` is the host's share of the launch, in seconds. `tokens` holds, for

@@ -1,0 +1,121 @@
+"""The one loop: it takes arrivals in, launches steps, and commits what comes back.
+
+It never sleeps and reads no clock but the backend's; it knows no policy and no device.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Protocol
+
+from playground.backend import Backend
+from playground.core import Abort, Arrive, Done, Step
+from playground.scheduler import Ended, Event, Group, Scheduler
+
+
+class Source(Protocol):
+    """Where requests come from."""
+
+    def due(self) -> float:
+        """When the next known event is due, in seconds; `inf` if none is known now."""
+        ...
+
+    def take(self, now: float) -> list[Arrive | Abort]:
+        """Everything due by `now`, in order."""
+        ...
+
+    def finished(self, request: int, now: float) -> None:
+        """A request ended: finished, rejected or aborted. Closed loops answer with later arrivals."""
+        ...
+
+
+class Recorder(Protocol):
+    """What the loop tells a trace."""
+
+    def looked(self, now: float, commits: int) -> None: ...
+    def launched(self, step: Step, group: Group) -> None: ...
+    def committed(self, done: Done, step: Step) -> None: ...
+    def happened(self, event: Event) -> None: ...
+    def ended(self, ended: Ended) -> None: ...
+
+
+class Stuck(RuntimeError):
+    """Work waits, nothing is in flight, nothing will arrive, and the policy neither placed anything nor set a wake."""
+
+
+def serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Recorder) -> None:
+    """Serve until the source has nothing due, nothing waits and nothing is in flight."""
+    commits = fruitless = 0
+    while True:
+        now = backend.now()
+        changed = _take_in(source, scheduler, now)
+        asked = [group for group in scheduler.groups if scheduler.open(group)]
+        changed |= _tell(source, scheduler, recorder)
+        if changed or asked:
+            recorder.looked(now, commits)
+        launched = 0
+        for group in asked:
+            step = scheduler.next_step(group, now)
+            changed |= _tell(source, scheduler, recorder)
+            if step:
+                recorder.launched(step, group)
+                backend.launch(step)
+                launched += 1
+        if launched:  # keep the pipe full before blocking
+            fruitless = 0
+            continue
+        due = min(source.due(), scheduler.wake)
+        if not scheduler.in_flight:
+            if due == inf and not scheduler.live:
+                return
+            if changed or due <= now:
+                fruitless = _count_fruitless(fruitless, scheduler)
+                continue
+            if due == inf:
+                raise _stuck(scheduler)
+        if done := backend.wait(due):
+            fruitless = 0
+            commits += 1
+            recorder.committed(done, scheduler.commit(done))
+            _tell(source, scheduler, recorder)
+
+
+def _take_in(source: Source, scheduler: Scheduler, now: float) -> bool:
+    if source.due() > now:
+        return False
+    for event in source.take(now):
+        if isinstance(event, Abort):
+            scheduler.abort(event.request, now)
+        else:
+            scheduler.arrive(event.request, now)
+    return True
+
+
+def _tell(source: Source, scheduler: Scheduler, recorder: Recorder) -> bool:
+    """Pass on what the scheduler noted; whether there was anything."""
+    if not scheduler.events and not scheduler.ended:
+        return False
+    for event in scheduler.events:
+        recorder.happened(event)
+    scheduler.events.clear()
+    for ended in scheduler.ended:
+        recorder.ended(ended)
+        source.finished(ended.request.id, ended.finished)
+    scheduler.ended.clear()
+    return True
+
+
+def _count_fruitless(count: int, scheduler: Scheduler) -> int:
+    """A policy may give up everything that runs before it places something, but not play with it for ever."""
+    if count > 2 * len(scheduler.sequences) + 2:
+        raise _stuck(scheduler)
+    return count + 1
+
+
+def _stuck(scheduler: Scheduler) -> Stuck:
+    running = sum(len(rank.running) for rank in scheduler.ranks)
+    free = sum(rank.pool.free for rank in scheduler.ranks)
+    return Stuck(
+        f"{type(scheduler.policy).__name__} placed nothing: {scheduler.waiting} requests wait, {running} run, "
+        f"{free} KV blocks are free, nothing is in flight or due, and no wake is set"
+    )

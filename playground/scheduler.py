@@ -1,0 +1,440 @@
+"""The scheduler: turns arrivals and completions into steps by asking a policy, and keeps every account.
+
+It reads no clock (times are arguments), touches no device, and never sees an output length: a backend says which
+sequences ended.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from math import inf
+from random import Random
+
+from playground.core import COPY_OUT, Copy, Done, Request, Slice, Spec, Step
+from playground.draft import Draft, Preempted
+from playground.policy import ClusterView, Load, Policy
+from playground.rank import Rank, prefix_keys
+from playground.sequence import Sequence, State
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request that gets no more tokens. `outcome`: finished, rejected or aborted, `why` for the latter two."""
+
+    request: Request
+    sequence: Sequence
+    outcome: str
+    finished: float
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something a step's slices do not show: a preemption, a rejection, an abort, a copy that ended."""
+
+    now: float
+    kind: str
+    sequence: int
+    rank: int
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step in flight and the lanes of it that have not come back."""
+
+    step: Step
+    lanes: set[str]
+
+
+@dataclass(slots=True)
+class Group:
+    """Ranks that step together, their steps in flight and what their backend has not been told yet."""
+
+    index: int
+    ranks: tuple[Rank, ...]
+    flights: dict[int, Flight] = field(default_factory=dict)
+    ordinal: int = 0
+    """Steps launched so far."""
+    starts: dict[int, Request] = field(default_factory=dict)
+    """Requests that no step of this group has named yet."""
+    ends: list[int] = field(default_factory=list)
+    wake: float = inf
+
+    @property
+    def live(self) -> bool:
+        return any(rank.live for rank in self.ranks)
+
+
+class Scheduler:
+    """Sequences, KV blocks and steps in flight of all ranks.
+
+    `prefix_cache`: share KV of equal prompt prefixes. `requeue`: where a preempted sequence waits, `front` or `back`.
+    `report_interval`: seconds between two load reports that a router sees (0: always fresh).
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        policy: Policy,
+        seed: int = 0,
+        prefix_cache: bool = True,
+        requeue: str = "front",
+        report_interval: float = 0.0,
+    ) -> None:
+        if requeue not in ("front", "back"):
+            raise ValueError(f"requeue={requeue} must be front or back")
+        if report_interval < 0:
+            raise ValueError(f"report_interval={report_interval} must be 0 (always fresh) or more seconds")
+        self.spec = spec
+        self.policy = policy
+        self.rng = Random(seed)
+        self.ranks = tuple(Rank(i, spec, prefix_cache, requeue == "front") for i in range(spec.ranks))
+        self.groups = tuple(Group(i, tuple(self.ranks[rank] for rank in ranks)) for i, ranks in enumerate(spec.groups))
+        self._group_of = {rank.index: group for group in self.groups for rank in group.ranks}
+        self.limit = spec.stages * self._run_ahead(policy, spec)
+        """Steps that a group may have in flight."""
+        self.sequences: dict[int, Sequence] = {}
+        self._requests: dict[int, Request] = {}
+        self._held: deque[Request] = deque()
+        self._report_interval = report_interval
+        self._report: tuple[float, list[Load]] = (-inf, [])
+        self._group_of_step: dict[int, Group] = {}
+        self._steps = 0
+        self.ended: list[Ended] = []
+        """Requests that ended since somebody took this list."""
+        self.events: list[Event] = []
+
+    @staticmethod
+    def _run_ahead(policy: Policy, spec: Spec) -> int:
+        depth = policy.run_ahead(spec)
+        if depth < 1:
+            raise ValueError(f"run_ahead={depth} must be at least 1")
+        return depth
+
+    # --- state
+
+    @property
+    def live(self) -> bool:
+        """Whether any request is unfinished or any step in flight."""
+        return bool(self._requests or self._held or self.in_flight)
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self._group_of_step)
+
+    def open(self, group: Group) -> bool:
+        """Whether the group's policy would be asked now: there is work, and one more step may be in flight."""
+        return len(group.flights) < self.limit and (group.live or bool(self._held))
+
+    @property
+    def wake(self) -> float:
+        """When a policy wants to be asked again though nothing happened."""
+        return min((group.wake for group in self.groups if self.open(group)), default=inf)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._held) + sum(len(rank.waiting) for rank in self.ranks)
+
+    def request(self, id: int) -> Request:
+        """A request that has not ended."""
+        return self._requests[id]
+
+    # --- arrivals
+
+    def arrive(self, request: Request, now: float) -> None:
+        """Take a request in, or reject it if it could never be served."""
+        if request.id in self._requests:
+            raise ValueError(f"request {request.id} arrived twice: ids must be unique among unfinished requests")
+        self._requests[request.id] = request
+        if why := self._impossible(request):
+            self._finish(Sequence(request, 0), now, "rejected", why)
+        elif not self._place(request, now):
+            self._held.append(request)
+
+    def _impossible(self, request: Request) -> str | None:
+        spec, most = self.spec, request.prompt_length + request.max_tokens - 1
+        if most > spec.max_length:
+            return f"prompt {request.prompt_length} + max_tokens {request.max_tokens} exceeds {spec.max_length} tokens"
+        if (need := spec.blocks_for(most)) > spec.blocks:
+            return (
+                f"prompt {request.prompt_length} + max_tokens {request.max_tokens} needs {need} KV blocks, "
+                f"the pool has {spec.blocks}"
+            )
+        return None
+
+    def _place(self, request: Request, now: float) -> bool:
+        rank = 0 if len(self.ranks) == 1 else self._ask_for_rank(request, now)
+        if rank is None:
+            return False
+        if not 0 <= rank < len(self.ranks):
+            raise ValueError(f"{type(self.policy).__name__}.place answered rank {rank}: there are {len(self.ranks)}")
+        sequence = Sequence(request, rank)
+        sequence.keys = self.ranks[rank].keys(request)
+        self.sequences[request.id] = sequence
+        self._group_of[rank].starts[request.id] = request
+        self.ranks[rank].enqueue(sequence)
+        return True
+
+    def _ask_for_rank(self, request: Request, now: float) -> int | None:
+        taken, loads = self._loads(now)
+
+        def hit(rank: int) -> int:
+            pool = self.ranks[rank].pool
+            return len(pool.find(prefix_keys(request, self.spec.block_size))) * self.spec.block_size
+
+        return self.policy.place(request.view(), ClusterView(now, taken, loads, self.rng, hit))
+
+    def _loads(self, now: float) -> tuple[float, list[Load]]:
+        if now - self._report[0] >= self._report_interval:
+            self._report = (now, [rank.load() for rank in self.ranks])
+        return self._report
+
+    def _place_held(self, now: float) -> None:
+        while self._held and self._place(self._held[0], now):
+            self._held.popleft()
+
+    def abort(self, id: int, now: float) -> None:
+        """The client of a request went away. Unknown or ended requests are no error: the abort came too late."""
+        request = self._requests.get(id)
+        if request is None:
+            return
+        if id in self.sequences:
+            sequence = self.sequences[id]
+            self.ranks[sequence.rank].end(sequence)
+        else:
+            self._held.remove(request)
+            sequence = Sequence(request, 0)
+        self.events.append(Event(now, "abort", id, sequence.rank))
+        self._finish(sequence, now, "aborted", "aborted by the client")
+
+    def _finish(self, sequence: Sequence, now: float, outcome: str, why: str = "") -> None:
+        request = self._requests.pop(sequence.id)
+        known = self.sequences.pop(sequence.id, None) is not None
+        group = self._group_of[sequence.rank]
+        if known and group.starts.pop(sequence.id, None) is None:
+            group.ends.append(sequence.id)
+        self.ended.append(Ended(request, sequence, outcome, now, why))
+
+    # --- planning
+
+    def next_step(self, group: Group, now: float) -> Step | None:
+        """Ask the policy for the group's next step; None if it has none (or may have no more in flight)."""
+        if self._held:
+            self._place_held(now)
+        if not self.open(group):
+            return None
+        drafts = [self._draft(group, rank, now) for rank in group.ranks]
+        group.wake = min(draft.wake_at for draft in drafts)
+        if all(draft.empty for draft in drafts):
+            return None
+        return self._launch(group, drafts, now)
+
+    def _draft(self, group: Group, rank: Rank, now: float) -> Draft:
+        in_flight = tuple(flight.step for flight in group.flights.values())
+        draft = Draft(rank, self.spec, now, self.rng, in_flight, group.ordinal + 1)
+        self.policy.fill(draft)
+        self._record(draft)
+        return draft
+
+    def _record(self, draft: Draft) -> None:
+        for victim in draft.preempted:
+            self.events.append(Event(draft.now, victim.how.value, victim.sequence.id, draft.rank, _state(victim)))
+        for reject in draft.rejected:
+            self.events.append(Event(draft.now, "reject", reject.request, draft.rank, reject.why))
+            self._finish(self.sequences[reject.request], draft.now, "rejected", reject.why)
+        for sequence, rank in draft.sent:
+            self._send(sequence, rank)
+
+    def _send(self, sequence: Sequence, rank: int) -> None:
+        old, new = self._group_of[sequence.rank], self._group_of[rank]
+        request = self._requests[sequence.id]
+        if old is not new:
+            if old.starts.pop(sequence.id, None) is None:
+                old.ends.append(sequence.id)
+            new.starts[sequence.id] = request
+        sequence.rank = rank
+        sequence.epoch += 1
+        self.ranks[rank].enqueue(sequence)
+
+    def _launch(self, group: Group, drafts: list[Draft], now: float) -> Step:
+        slices = tuple(part for draft in drafts for part in draft.slices if part is not None)
+        copies = tuple(copy for draft in drafts for copy in draft.copies)
+        starts = tuple(self._first_seen(group, slices))
+        ends, group.ends = tuple(group.ends), []
+        dummies = tuple(draft.rank for draft in drafts if draft.empty) if self.spec.lockstep else ()
+        repeat = self._repeat(group, drafts, slices, copies) if self.spec.repeats else 1
+        step = Step(self._steps, group.index, now, slices, copies, starts, ends, dummies, repeat)
+        self._steps += 1
+        group.ordinal += 1
+        group.flights[step.id] = Flight(step, set(step.lanes))
+        self._group_of_step[step.id] = group
+        self._count_in(slices)
+        return step
+
+    def _first_seen(self, group: Group, slices: Iterable[Slice]) -> Iterable[Request]:
+        if not group.starts:
+            return
+        for part in slices:
+            if request := group.starts.pop(part.sequence, None):
+                yield request
+
+    def _count_in(self, slices: Iterable[Slice]) -> None:
+        sequences = self.sequences
+        for part in slices:
+            sequence = sequences[part.sequence]
+            sequence.in_flight += 1
+            if part.start < sequence.target:
+                sequence.recomputed += min(part.start + part.length, sequence.target) - part.start
+
+    def _repeat(self, group: Group, drafts: list[Draft], slices: tuple[Slice, ...], copies: tuple[Copy, ...]) -> int:
+        """How often the step may be repeated with the same outcome: nothing but decodes, and blocks for all."""
+        if len(drafts) > 1 or self.limit > 1 or copies or self._held:
+            return 1
+        draft = drafts[0]
+        if draft.preempted or draft.rejected or draft.sent or draft.wake_at < inf:
+            return 1
+        if any(part.length != 1 or not part.samples or part.drafted for part in slices):
+            return 1
+        promised = self.policy.steady(draft)
+        return 1 + self._ticks(slices, promised, group.ranks[0]) if promised > 0 else 1
+
+    def _ticks(self, slices: tuple[Slice, ...], most: int, rank: Rank) -> int:
+        sequences = [self.sequences[part.sequence] for part in slices]
+        most = min(most, min(sequence.max_tokens - sequence.promised for sequence in sequences))
+        return _ticks_that_fit(sequences, most, rank.pool.free, self.spec.block_size)
+
+    # --- completions
+
+    def commit(self, done: Done) -> Step:
+        """Take back one lane of a step; the step it belonged to, with the blocks that its repetitions took."""
+        group, flight = self._flight(done)
+        step = flight.step
+        flight.lanes.remove(done.lane)
+        if not flight.lanes:
+            del group.flights[step.id], self._group_of_step[step.id]
+        one_lane = len(step.lanes) == 1
+        if done.count > 1:
+            step = self._commit_ticks(done, step)
+        ended = set(done.ended)
+        for part in step.slices:
+            if one_lane or part.lane == done.lane:
+                self._commit_slice(part, done, ended)
+        for copy in step.copies:
+            if copy.lane == done.lane:
+                self._commit_copy(copy, done.finished)
+        return step
+
+    def _flight(self, done: Done) -> tuple[Group, Flight]:
+        group = self._group_of_step.get(done.step)
+        if group is None:
+            raise ValueError(f"step {done.step} is not in flight")
+        flight = group.flights[done.step]
+        if done.lane not in flight.lanes:
+            raise ValueError(f"step {done.step} has no lane {done.lane} in flight")
+        return group, flight
+
+    def _commit_slice(self, part: Slice, done: Done, ended: set[int]) -> None:
+        sequence = self.sequences.get(part.sequence)
+        if sequence is None:
+            self._commit_late(part)
+            return
+        sequence.in_flight -= 1
+        rank = self.ranks[part.rank]
+        if sequence.state is State.RUNNING and sequence.published < len(sequence.keys):
+            rank.publish(sequence, part.start + part.length)
+        if part.samples:
+            self._return_tokens(sequence, part, done)
+        if part.sequence in ended:
+            rank.end(sequence)
+            self._finish(sequence, done.finished, "finished")
+        if sequence.in_flight == 0 and sequence.id in rank.limbo:
+            rank.settle(sequence)
+
+    def _commit_late(self, part: Slice) -> None:
+        """A slice of a sequence that ended meanwhile: its tokens are dropped, its blocks go with the last one."""
+        rank = self.ranks[part.rank]
+        sequence = rank.limbo[part.sequence]
+        sequence.in_flight -= 1
+        if sequence.in_flight == 0:
+            rank.settle(sequence)
+
+    def _return_tokens(self, sequence: Sequence, part: Slice, done: Done) -> None:
+        count = len(done.tokens[part.sequence])
+        surplus = done.count + part.drafted - count
+        if surplus < 0 or count < 1:
+            raise ValueError(
+                f"step {done.step}: {count} tokens for sequence {part.sequence}, 1 to {done.count + part.drafted} due"
+            )
+        sequence.returned += count
+        if surplus:  # promised was an upper bound: guesses that were not taken
+            sequence.promised -= surplus
+            sequence.length -= surplus
+            sequence.launched -= surplus
+        if sequence.first_token is None:
+            sequence.first_token = done.ticks[0] if done.ticks else done.finished
+
+    def _commit_ticks(self, done: Done, step: Step) -> Step:
+        """The repetitions after the first: as if each had been planned, with blocks taken in the same order."""
+        extra = done.count - 1
+        sequences = [self.sequences[part.sequence] for part in step.slices]
+        pool, size = self.ranks[step.slices[0].rank].pool, self.spec.block_size
+        blocks: list[tuple[int, ...]] = [part.blocks for part in step.slices]
+        for _, place in _block_crossings(sequences, extra, size):
+            taken = pool.allocate(1)
+            sequences[place].blocks.extend(taken)
+            blocks[place] += tuple(taken)
+        for sequence in sequences:
+            sequence.launched += extra
+            sequence.promised += extra
+            sequence.length += extra
+        slices = tuple(part._replace(blocks=more) for part, more in zip(step.slices, blocks, strict=True))
+        return replace(step, slices=slices)
+
+    def _commit_copy(self, copy: Copy, now: float) -> None:
+        rank = self.ranks[copy.rank]
+        sequence = rank.limbo[copy.sequence]
+        self.events.append(Event(now, copy.lane, copy.sequence, copy.rank, f"{len(copy.source)} blocks"))
+        if copy.lane == COPY_OUT:
+            rank.copied_out(sequence)
+        else:
+            rank.copied_in(sequence)
+
+    def check(self) -> None:
+        """Every rank's law; for tests and idle moments."""
+        for rank in self.ranks:
+            rank.check()
+
+
+def _state(victim: Preempted) -> str:
+    """What a reader of the trace wants to know of a victim."""
+    sequence = victim.sequence
+    return f"returned={sequence.returned} freed={victim.freed}"
+
+
+def _block_crossings(sequences: list[Sequence], ticks: int, size: int) -> list[tuple[int, int]]:
+    """(tick, place) of every block that `ticks` more decodes of each sequence need, in the order stepping takes them.
+
+    A sequence with `launched` tokens of KV computes positions launched .. launched + ticks - 1.
+    """
+    crossings: list[tuple[int, int]] = []
+    for place, sequence in enumerate(sequences):
+        first = len(sequence.blocks) * size - sequence.launched
+        crossings.extend((tick, place) for tick in range(first, ticks, size))
+    crossings.sort()
+    return crossings
+
+
+def _blocks_after(sequences: list[Sequence], ticks: int, size: int) -> int:
+    """Blocks that `ticks` more decodes of each sequence need beyond those it has."""
+    return sum(max(-(-(s.launched + ticks) // size) - len(s.blocks), 0) for s in sequences)
+
+
+def _ticks_that_fit(sequences: list[Sequence], most: int, free: int, size: int) -> int:
+    """The largest number of decodes of each sequence, up to `most`, that the free blocks allow."""
+    if _blocks_after(sequences, most, size) <= free:
+        return most
+    return bisect_right(range(most + 1), free, key=lambda ticks: _blocks_after(sequences, ticks, size)) - 1

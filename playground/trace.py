@@ -1,0 +1,300 @@
+"""The trace of a run: what was decided, when, and how long it took; the same tables from every backend.
+
+Rows go to Arrow streams while the run lasts, so that a killed run is readable up to its last flush, and to Parquet
+when it ends. Times are seconds since the run began, lengths are tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from playground.core import Done, Step
+from playground.scheduler import Ended, Event, Group
+
+VERSION = 1
+"""Of the schemas below: raised when a column changes its meaning or goes."""
+
+_F, _I, _L, _S, _B = pa.float64(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
+
+STEPS = pa.schema(
+    {
+        "step": _L,
+        "group": _I,
+        "lane": _S,
+        "planned": _F,  # the clock that the decision saw
+        "launched": _F,
+        "started": _F,
+        "finished": _F,
+        "host": _F,  # host seconds spent on the launch
+        "prefill_tokens": _L,
+        "decode_tokens": _L,
+        "context_tokens": _L,  # KV tokens before each slice, summed
+        "sequences": _I,
+        "sampled": _I,
+        "copied_blocks": _I,
+        "waiting": _I,  # after planning
+        "running": _I,
+        "blocks_free": _I,
+        "preempted": _I,  # victims since the group's last step
+        "count": _I,  # repetitions that this row stands for
+        "ticks": pa.list_(_F),  # when each of them finished, if several
+        "stage_started": pa.list_(_F),  # null with one stage
+        "stage_finished": pa.list_(_F),
+    }
+)
+SLICES = pa.schema(
+    {
+        "step": _L,
+        "sequence": _L,
+        "epoch": _I,
+        "rank": _I,
+        "start": _I,
+        "length": _I,
+        "samples": _B,
+        "blocks": pa.list_(_I),
+        "lane": _S,
+        "drafted": _I,
+    }
+)
+REQUESTS = pa.schema(
+    {
+        "id": _L,
+        "arrival": _F,
+        "rank": _I,
+        "admitted": _F,
+        "first_token": _F,
+        "finished": _F,
+        "prompt_length": _I,
+        "output_length": _I,  # tokens returned
+        "max_tokens": _I,
+        "cached_tokens": _I,  # prefix found in the cache at first admission
+        "preemptions": _I,
+        "recomputed_tokens": _L,
+        "outcome": _S,
+        "why": _S,
+        "priority": _I,
+        "tenant": _S,
+        "session": _S,
+        "ttft_slo": _F,
+        "tpot_slo": _F,
+        "e2el_slo": _F,
+        "known_output_length": _I,  # what the workload said would come, if it did
+        "hash_block": _I,
+        "hashes": pa.list_(_L),
+    }
+)
+LOOKS = pa.schema({"now": _F, "commits": _L})
+EVENTS = pa.schema({"now": _F, "kind": _S, "sequence": _L, "rank": _I, "detail": _S})
+
+SCHEMAS = {"steps": STEPS, "slices": SLICES, "requests": REQUESTS, "looks": LOOKS, "events": EVENTS}
+
+
+class _Table:
+    """Rows of one schema on their way to a file."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.schema = SCHEMAS[name]
+        self.rows: list[tuple[Any, ...]] = []
+        self.stream = folder / f"{name}.arrows"
+        self.file = folder / f"{name}.parquet"
+        self._sink = pa.OSFile(str(self.stream), "wb")
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        self._writer = pa.ipc.new_stream(self._sink, self.schema, options=options)
+
+    def flush(self) -> None:
+        if not self.rows:
+            return
+        columns = zip(*self.rows, strict=True)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
+        self._writer.write_batch(pa.record_batch(arrays, schema=self.schema))
+        self._sink.flush()
+        self.rows.clear()
+
+    def close(self) -> None:
+        self.flush()
+        self._writer.close()
+        self._sink.close()
+        part = self.file.with_suffix(".part")
+        with pq.ParquetWriter(part, self.schema, compression="zstd") as writer:
+            for table in _row_groups(_batches(self.stream), self.schema):
+                writer.write_table(table)
+        part.rename(self.file)
+        self.stream.unlink()
+
+
+def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows: int = 1 << 17) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(map(len, held)) >= rows:
+            yield pa.Table.from_batches(held, schema)
+            held = []
+    yield pa.Table.from_batches(held, schema)
+
+
+def _batches(stream: Path) -> Iterator[pa.RecordBatch]:
+    """The whole batches of a stream; a killed run's last one may be cut off."""
+    with pa.OSFile(str(stream), "rb") as source:
+        try:
+            reader = pa.ipc.open_stream(source)
+            yield from reader
+        except (pa.ArrowInvalid, OSError):
+            return
+
+
+class Trace:
+    """Writes a run's tables into a folder. Close it, or use it as a context: then the files are Parquet."""
+
+    def __init__(self, folder: Path | str, flush_every: int = 512) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._tables = {name: _Table(self.folder, name) for name in SCHEMAS}
+        self._flush_every = flush_every
+        self._open: dict[int, tuple[Any, ...]] = {}
+        self._preempted: dict[int, int] = {}
+        self._closed = False
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for table in self._tables.values():
+            table.close()
+
+    def flush(self) -> None:
+        """Everything seen so far is readable by others."""
+        for table in self._tables.values():
+            table.flush()
+
+    # --- what the loop says
+
+    def looked(self, now: float, commits: int) -> None:
+        self._tables["looks"].rows.append((now, commits))
+
+    def launched(self, step: Step, group: Group) -> None:
+        ranks = group.ranks
+        self._open[step.id] = (
+            sum(len(rank.waiting) for rank in ranks),
+            sum(len(rank.running) for rank in ranks),
+            sum(rank.pool.free for rank in ranks),
+            sum(self._preempted.pop(rank.index, 0) for rank in ranks),
+        )
+        if step.repeat == 1:
+            self._add_slices(step)
+
+    def _add_slices(self, step: Step) -> None:
+        number = (step.id,)
+        self._tables["slices"].rows.extend([number + part for part in step.slices])
+
+    def committed(self, done: Done, step: Step) -> None:
+        if step.repeat > 1:
+            self._add_slices(step)
+        queues = self._open[step.id]
+        if done.lane == step.lanes[-1] or len(step.lanes) == 1:
+            queues = self._open.pop(step.id)
+        rows = self._tables["steps"].rows
+        rows.append(_step_row(done, step, queues))
+        if len(rows) >= self._flush_every:
+            self.flush()
+
+    def happened(self, event: Event) -> None:
+        if event.kind in ("recompute", "swap"):
+            self._preempted[event.rank] = self._preempted.get(event.rank, 0) + 1
+        self._tables["events"].rows.append((event.now, event.kind, event.sequence, event.rank, event.detail))
+
+    def ended(self, ended: Ended) -> None:
+        rows = self._tables["requests"].rows
+        rows.append(_request_row(ended))
+        if len(rows) >= 8 * self._flush_every:
+            self.flush()
+
+
+def _step_row(done: Done, step: Step, queues: tuple[Any, ...]) -> tuple[Any, ...]:
+    slices = step.slices if len(step.lanes) == 1 else [part for part in step.slices if part.lane == done.lane]
+    tokens = sum([part.length for part in slices])
+    # A slice of one sampled token with KV before it is a decode (or the last token of a recomputation: the same work).
+    decodes = sum([part.length == 1 and part.samples and part.start > 0 for part in slices])
+    return (
+        step.id,
+        step.group,
+        done.lane,
+        step.planned,
+        done.launched,
+        done.started,
+        done.finished,
+        done.host,
+        tokens - decodes,
+        decodes,
+        sum([part.start for part in slices]),
+        len(slices),
+        sum([part.samples for part in slices]),
+        sum([len(copy.source) for copy in step.copies if copy.lane == done.lane]),
+        *queues,
+        done.count,
+        done.ticks or None,
+        [started for started, _ in done.stages] or None,
+        [finished for _, finished in done.stages] or None,
+    )
+
+
+def _request_row(ended: Ended) -> tuple[Any, ...]:
+    request, sequence = ended.request, ended.sequence
+    return (
+        request.id,
+        request.arrival,
+        sequence.rank,
+        sequence.admitted,
+        sequence.first_token,
+        ended.finished,
+        request.prompt_length,
+        sequence.returned,
+        request.max_tokens,
+        sequence.cached_tokens,
+        sequence.preemptions,
+        sequence.recomputed,
+        ended.outcome,
+        ended.why,
+        request.priority,
+        request.tenant,
+        request.session,
+        request.slo.ttft,
+        request.slo.tpot,
+        request.slo.e2el,
+        request.output_length,
+        request.hash_block,
+        request.hashes,
+    )
+
+
+def read(run: Path | str, table: str, columns: list[str] | None = None) -> pa.Table:
+    """One table of a run, finished or killed. `FileNotFoundError` says which file is missing."""
+    folder = Path(run)
+    file, stream = folder / f"{table}.parquet", folder / f"{table}.arrows"
+    if file.exists():
+        return pq.read_table(file, columns=columns)
+    if not stream.exists():
+        raise FileNotFoundError(f"{file} does not exist: {folder} is not the folder of a run")
+    whole = pa.Table.from_batches(list(_batches(stream)), SCHEMAS[table])
+    return whole.select(columns) if columns else whole
+
+
+class NoTrace:
+    """Keeps nothing."""
+
+    def looked(self, now: float, commits: int) -> None: ...
+    def launched(self, step: Step, group: Group) -> None: ...
+    def committed(self, done: Done, step: Step) -> None: ...
+    def happened(self, event: Event) -> None: ...
+    def ended(self, ended: Ended) -> None: ...

@@ -1,0 +1,250 @@
+"""The composed policy: small choices (budget, order, admission, victims, route, overlap) and the one way to join them.
+
+A budget says what a step is made of, as a sequence of phases; the other choices say who, where and at whose cost.
+A rule that does not fit this shape implements `playground.policy.Policy` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
+
+from playground.core import RequestView, Spec
+from playground.draft import Draft, How
+from playground.policy import ClusterView
+from playground.sequence import Sequence, State
+from policies.admission import Always
+from policies.order import Fcfs
+from policies.overlap import Overlap
+from policies.route import RoundRobin
+from policies.victims import LastArrived
+
+FOREVER = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """One token for each decode; with a cap on rows, the least recently served first. Preempts where memory lacks."""
+
+    rows: int = FOREVER
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Go on with admitted prompts, up to so many tokens, in order of admission.
+
+    A chunk shrinks to the memory there is and preempts nobody. `idle`: only prompts without a chunk in flight.
+    """
+
+    tokens: int = FOREVER
+    idle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Everything admitted in order of admission, decode or chunk alike, up to so many tokens. Preempts for memory.
+
+    `each`: most tokens of one sequence.
+    """
+
+    tokens: int = FOREVER
+    each: int = FOREVER
+
+
+@dataclass(frozen=True, slots=True)
+class Admissions:
+    """Start waiting requests in the policy's order until one may not or does not fit.
+
+    `whole`: prompts are not cut; one that is longer than `tokens` goes alone. `each`: most tokens of one sequence.
+    """
+
+    tokens: int = FOREVER
+    rows: int = FOREVER
+    each: int = FOREVER
+    whole: bool = False
+
+
+Phase = Decodes | Chunks | Running | Admissions
+
+
+class Budget(Protocol):
+    """What one step is made of.
+
+    The phases are carried out one by one while the iterator is suspended, so that a budget may look at the draft in
+    between (`draft.tokens`: placed so far; `draft.preempted`). A budget that keeps no state from step to step may say
+    `steady = True`: then quiet stretches are simulated in one go.
+    """
+
+    def phases(self, draft: Draft) -> Iterator[Phase]: ...
+
+
+class Order(Protocol):
+    """Waiting sequences, first to serve first. It may be lazy: what it yields leaves the queue when admitted."""
+
+    def __call__(self, draft: Draft) -> Iterable[Sequence]: ...
+
+
+class Admission(Protocol):
+    """May this waiting sequence start now, with so many tokens in this step?"""
+
+    def __call__(self, draft: Draft, sequence: Sequence, tokens: int) -> bool: ...
+
+
+class Victims(Protocol):
+    """Who gives way to `needy`: a running sequence, `needy` itself included; and how."""
+
+    how: How
+
+    def __call__(self, draft: Draft, needy: Sequence) -> Sequence: ...
+
+
+class Route(Protocol):
+    """Which rank serves a new request? None: not yet."""
+
+    def __call__(self, request: RequestView, view: ClusterView) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A policy made of choices.
+
+    Whatever they are, it does not stall: with nothing else to do and nothing in flight, the oldest sequence goes on
+    at the expense of the youngest (a half-prefilled prompt may lose its blocks, too), and an idle rank starts the
+    first in its queue.
+    """
+
+    budget: Budget
+    order: Order = field(default_factory=Fcfs)
+    admission: Admission = field(default_factory=Always)
+    victims: Victims = field(default_factory=LastArrived)
+    route: Route = field(default_factory=RoundRobin)
+    overlap: Overlap = field(default_factory=Overlap)
+
+    def place(self, request: RequestView, view: ClusterView) -> int | None:
+        return self.route(request, view)
+
+    def run_ahead(self, spec: Spec) -> int:
+        return self.overlap.run_ahead
+
+    def steady(self, draft: Draft) -> int:
+        """All decodes were served, and nobody else can come in before one of them ends."""
+        if not getattr(self.budget, "steady", False) or draft.partial:
+            return 0
+        closed = draft.seats < 1 or not draft.waiting_count
+        return FOREVER if closed and draft.tokens == len(draft.running) else 0
+
+    def fill(self, draft: Draft) -> None:
+        for phase in self.budget.phases(draft):
+            self._carry_out(phase, draft)
+        if draft.empty and not draft.in_flight and draft.wake_at == inf:
+            self._keep_moving(draft)
+
+    def _carry_out(self, phase: Phase, draft: Draft) -> None:
+        match phase:
+            case Decodes(rows):
+                self._serve(draft, _first_rows(draft.decoding, rows), FOREVER, 1)
+            case Chunks(tokens, idle):
+                _continue(draft, tokens, idle)
+            case Running(tokens, each):
+                self._serve(draft, [s for s in draft.running.values() if draft.ready(s)], tokens, each)
+            case Admissions():
+                self._admit(draft, phase)
+
+    # --- running sequences
+
+    def _serve(self, draft: Draft, queue: list[Sequence], tokens: int, each: int) -> None:
+        place, left = 0, min(tokens, draft.tokens_left)
+        while place < len(queue) and left > 0:
+            placed = draft.take_decodes(queue[place : place + left])
+            place, left = place + placed, left - placed
+            if place == len(queue) or left <= 0:
+                return
+            sequence = queue[place]
+            place += 1
+            if not draft.ready(sequence):  # a victim of one before it
+                continue
+            placed = self._insist(draft, sequence, min(sequence.remaining, left, each))
+            left -= placed
+            if not placed and sequence.state is State.RUNNING:
+                return  # room will come when a victim's slices in flight commit
+
+    def _insist(self, draft: Draft, needy: Sequence, tokens: int) -> int:
+        """Place the tokens, taking memory from others if need be; 0 if `needy` itself gave way, or must wait."""
+        while (need := draft.blocks_needed(needy, tokens)) > draft.blocks_free:
+            if draft.blocks_free + draft.blocks_freeing >= need:
+                return 0
+            victim = self.victims(draft, needy)
+            how = self.victims.how if draft.can_swap(victim) else How.RECOMPUTE
+            freed = draft.preempt(victim, how)
+            if victim is needy or not freed:
+                return 0
+        return draft.take(needy, tokens)
+
+    # --- waiting sequences
+
+    def _admit(self, draft: Draft, phase: Admissions) -> None:
+        left, rows = min(phase.tokens, draft.tokens_left), phase.rows
+        for sequence in self.order(draft):
+            if left <= 0 or rows <= 0 or draft.seats < 1:
+                return
+            placed = self._start(draft, sequence, phase, left)
+            if placed is None:
+                return
+            left, rows = left - placed, rows - 1
+
+    def _start(self, draft: Draft, sequence: Sequence, phase: Admissions, left: int) -> int | None:
+        """Tokens placed of a waiting sequence (0 while its KV is copied back, or if it had to be turned away)."""
+        if sequence.state is State.SWAPPED:
+            return 0 if draft.swap_in(sequence) else None
+        if phase.whole and sequence.request.prompt_length > draft.spec.max_tokens:
+            draft.reject(sequence, _too_long(sequence, draft.spec))
+            return 0
+        tokens = min(sequence.remaining - draft.prefix_hit(sequence), phase.each)
+        if phase.whole and tokens > left and draft.tokens:
+            return None
+        tokens = tokens if phase.whole else min(tokens, left)
+        if not self.admission(draft, sequence, tokens):
+            return None
+        return draft.take(sequence, tokens) or None
+
+    # --- progress
+
+    def _keep_moving(self, draft: Draft) -> None:
+        if draft.running:
+            oldest, *others = sorted(draft.running.values(), key=_age)
+            while draft.room(oldest) < 1 and others:
+                draft.preempt(others.pop())
+            draft.take(oldest, draft.room(oldest))
+        elif (head := next(iter(self.order(draft)), None)) is not None:
+            if head.state is State.SWAPPED:
+                draft.swap_in(head)
+            else:
+                draft.take(head, head.remaining)
+
+
+def _first_rows(decoding: list[Sequence], rows: int) -> list[Sequence]:
+    if rows >= len(decoding):
+        return decoding
+    return sorted(decoding, key=lambda sequence: sequence.step)[:rows]
+
+
+def _continue(draft: Draft, tokens: int, idle: bool) -> None:
+    left = tokens
+    for sequence in draft.partial:
+        if left <= 0 or draft.tokens_left <= 0:
+            return
+        if draft.ready(sequence) and not (idle and sequence.in_flight):
+            left -= draft.take(sequence, min(left, draft.room(sequence)))
+
+
+def _age(sequence: Sequence) -> tuple[float, int]:
+    return sequence.request.arrival, sequence.id
+
+
+def _too_long(sequence: Sequence, spec: Spec) -> str:
+    return (
+        f"prompt {sequence.request.prompt_length} must be computed in one step of at most {spec.max_tokens} tokens: "
+        "raise limits.max_tokens or choose a policy that cuts prompts into chunks"
+    )
