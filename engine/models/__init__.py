@@ -1,0 +1,1 @@
+"""Decoders: what is computed, given operations, weights and a place for KV."""

@@ -1,0 +1,68 @@
+"""Frequencies of the rotary embedding, as the papers and the Hugging Face classes define them.
+
+Sources: RoPE (Su et al. 2021), linear position interpolation (Chen et al. 2023), YaRN (Peng et al. 2023),
+Llama 3.1's piecewise scaling (Meta 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, floor, log, pi
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.config import Rope
+
+
+def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
+    """Radians per position of each pair, [head_dim / 2] in float32, and the factor on cos and sin."""
+    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    match rope.kind:
+        case "linear":
+            return plain / rope.parameters["factor"], 1.0
+        case "llama3":
+            return _llama3(plain, rope.parameters), 1.0
+        case "yarn":
+            return _yarn(plain, rope, head_dim), _yarn_scale(rope.parameters)
+        case _:
+            return plain, 1.0
+
+
+def _llama3(plain: Tensor, parameters: Mapping[str, Any]) -> Tensor:
+    """Short wavelengths stay, long ones are stretched by `factor`, between them it blends."""
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    turns = parameters["original_max_position_embeddings"] * plain / (2 * pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * kept + plain / parameters["factor"] * (1 - kept)
+
+
+def _yarn(plain: Tensor, rope: Rope, head_dim: int) -> Tensor:
+    """Pairs that turn often stay, those that turn rarely are stretched, with a linear ramp over pairs between them."""
+    parameters = rope.parameters
+
+    def pair(turns: float) -> float:
+        """The pair that makes so many turns over the original length."""
+        length = parameters["original_max_position_embeddings"]
+        return head_dim * log(length / (turns * 2 * pi)) / (2 * log(rope.theta))
+
+    first, last = pair(parameters.get("beta_fast") or 32), pair(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = (last - first) or 0.001
+    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
+    return plain / parameters["factor"] * stretched + plain * (1 - stretched)
+
+
+def _yarn_scale(parameters: Mapping[str, Any]) -> float:
+    """The attention temperature of YaRN's section 3.4, on cos and sin."""
+    if (stated := parameters.get("attention_factor")) is not None:
+        return float(stated)
+
+    def grow(weight: float) -> float:
+        return 0.1 * weight * log(parameters["factor"]) + 1.0 if parameters["factor"] > 1 else 1.0
+
+    part, whole = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return grow(part) / grow(whole) if part and whole else grow(1.0)

@@ -1,0 +1,206 @@
+"""Carries out steps: inputs from slices, one forward pass a rank and lane, tokens from logits, blocks from copies.
+
+It decides nothing and knows no clock. Steps must come in the order they were launched: a slice may need a token that
+the step before it sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.errors import EngineError
+from engine.kv import KvPool, copy_blocks
+from engine.models.decoder import Decoder, Inputs
+from engine.sampler import Row, pick
+from engine.sequence import Ints, Sequence
+from kernels.batch import PagedBatch
+from playground.core import COPY_IN, COPY_OUT, Copy, Request, Slice, Step
+
+
+class Outcome(NamedTuple):
+    """What a lane of a step brought, as in `Done`: tokens of each sequence that sampled, and those that ended."""
+
+    tokens: dict[int, tuple[int, ...]]
+    ended: tuple[int, ...]
+
+
+class Pools(NamedTuple):
+    """One rank's KV: on its device, and on the host if it may swap."""
+
+    device: KvPool
+    host: KvPool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One rank's share of a lane, ready to run. `sampled`: the slices that the rows of logits belong to, in order."""
+
+    rank: int
+    inputs: Inputs
+    sampled: tuple[Slice, ...]
+
+
+Job = Callable[[], Outcome]
+"""A lane's work with its inputs prepared: running it takes the device's time and nothing else."""
+
+
+class Runner:
+    """The sequences of one group and the KV pools of its ranks."""
+
+    def __init__(self, model: Decoder, pools: Mapping[int, Pools]) -> None:
+        self._model = model
+        self._pools = pools
+        self._sequences: dict[int, Sequence] = {}
+
+    def begin(self, step: Step) -> None:
+        """Get to know the requests that a step starts. Call before the step's lanes."""
+        for request in step.starts:
+            self._sequences[request.id] = Sequence(request, self._model.shape.vocabulary)
+
+    def lanes(self, step: Step) -> tuple[str, ...]:
+        """Lanes in the order they run: copies first, since what they bring may be wanted by a slice."""
+        copies = tuple(lane for lane in (COPY_OUT, COPY_IN) if lane in step.lanes)
+        return copies + tuple(lane for lane in step.lanes if lane not in copies)
+
+    @torch.inference_mode()
+    def prepare(self, step: Step, lane: str) -> Job:
+        """Everything of a lane that the host does."""
+        copies = [copy for copy in step.copies if copy.lane == lane]
+        ranks: dict[int, list[Slice]] = {}
+        for part in step.slices:
+            if part.lane == lane:
+                ranks.setdefault(part.rank, []).append(part)
+        for copy in copies:
+            self._move_table(copy)
+        batches = [self._batch(rank, slices) for rank, slices in ranks.items()]
+        return lambda: self._run(copies, batches)
+
+    def end(self, step: Step) -> None:
+        """Forget the sequences that no later step names. Call after the step's lanes."""
+        for id in step.ends:
+            self._sequences.pop(id, None)
+
+    def warm_up(self, request: Request) -> None:
+        """Compute a request's prompt in the first blocks of every rank, for nothing but the time it takes.
+
+        Only while no sequence lives: it overwrites those blocks.
+        """
+        for rank, pools in self._pools.items():
+            blocks = tuple(range(-(-request.prompt_length // pools.device.block_size)))
+            part = Slice(request.id, 0, rank, 0, request.prompt_length, True, blocks)
+            step = Step(0, 0, 0.0, (part,), starts=(request,), ends=(request.id,))
+            self.begin(step)
+            self.prepare(step, part.lane)()
+            self.end(step)
+
+    # --- slices
+
+    def _batch(self, rank: int, slices: list[Slice]) -> Batch:
+        for part in slices:
+            self._sequence(part.sequence).place(part.epoch, part.blocks)
+        # Alike slices side by side: attention pads neighbours to one size.
+        slices = sorted(slices, key=lambda part: (part.length, part.start, part.sequence))
+        size = self._pools[rank].device.block_size
+        for part in slices:
+            self._check(part, size)
+        sampled = tuple(part for part in slices if part.samples)
+        return Batch(rank, self._inputs(slices, size), sampled)
+
+    def _check(self, part: Slice, block_size: int) -> None:
+        """A slice whose inputs or blocks do not exist would compute garbage in silence."""
+        sequence, end = self._sequence(part.sequence), part.start + part.length
+        if end > sequence.known:
+            raise EngineError(f"sequence {part.sequence}: position {end - 1} has no token yet; {sequence.known} known")
+        if end > len(sequence.table) * block_size:
+            raise EngineError(
+                f"sequence {part.sequence}: {end} tokens do not fit its {len(sequence.table)} blocks of {block_size}"
+            )
+
+    def _inputs(self, slices: list[Slice], block_size: int) -> Inputs:
+        sequences = [self._sequence(part.sequence) for part in slices]
+        starts = [part.start for part in slices]
+        lengths = [part.length for part in slices]
+        tokens = [
+            sequence.tokens[part.start : part.start + part.length]
+            for sequence, part in zip(sequences, slices, strict=True)
+        ]
+        ends = np.cumsum(lengths)
+        rows = np.repeat(np.arange(len(slices)), lengths)
+        positions = np.arange(ends[-1]) + np.repeat(np.array(starts) - (ends - lengths), lengths)
+        tables = _padded([sequence.table.ids for sequence in sequences])
+        slots = tables[rows, positions // block_size] * block_size + positions % block_size
+        sampled = ends[[part.samples for part in slices]] - 1
+        device = self._model.device
+
+        def moved(values: Ints) -> torch.Tensor:
+            return torch.from_numpy(values).to(device)
+
+        return Inputs(
+            tokens=moved(np.concatenate(tokens)),
+            positions=moved(positions),
+            slots=moved(slots),
+            rows=moved(sampled),
+            pages=PagedBatch(starts, lengths, moved(tables), block_size),
+        )
+
+    @torch.inference_mode()
+    def _run(self, copies: list[Copy], batches: list[Batch]) -> Outcome:
+        for copy in copies:
+            self._copy(copy)
+        tokens: dict[int, tuple[int, ...]] = {}
+        ended: list[int] = []
+        for batch in batches:
+            self._forward(batch, tokens, ended)
+        return Outcome(tokens, tuple(ended))
+
+    def _forward(self, batch: Batch, tokens: dict[int, tuple[int, ...]], ended: list[int]) -> None:
+        logits = self._model(batch.inputs, self._pools[batch.rank].device)
+        sequences = [self._sequence(part.sequence) for part in batch.sampled]
+        positions = [part.start + part.length for part in batch.sampled]
+        rows = [
+            Row(sequence.request.sampling, position) for sequence, position in zip(sequences, positions, strict=True)
+        ]
+        picked = pick(logits, rows, self._model.ops.sample)
+        for sequence, position, token in zip(sequences, positions, picked, strict=True):
+            if not sequence.accept(position, token, self._model.config.eos):
+                continue  # launched before anybody knew that the sequence had ended
+            id = sequence.request.id
+            tokens[id] = (token,)
+            if sequence.end is not None:
+                ended.append(id)
+
+    # --- copies
+
+    def _move_table(self, copy: Copy) -> None:
+        """From now on the sequence's blocks are the target's; on the host it has none that a slice could use."""
+        blocks = copy.target if copy.lane == COPY_IN else ()
+        sequence = self._sequence(copy.sequence)
+        sequence.table.clear()
+        sequence.table.extend(blocks)
+        sequence.epoch = copy.epoch
+
+    def _copy(self, copy: Copy) -> None:
+        device, host = self._pools[copy.rank]
+        if host is None:
+            raise EngineError("kv.host_blocks=0: there is no host pool to swap with; set kv.host_blocks")
+        source, target = (device, host) if copy.lane == COPY_OUT else (host, device)
+        copy_blocks(source, target, (copy.source, copy.target))
+
+    def _sequence(self, id: int) -> Sequence:
+        sequence = self._sequences.get(id)
+        if sequence is None:
+            raise EngineError(f"sequence {id}: no step has started it, or one has ended it")
+        return sequence
+
+
+def _padded(tables: list[Ints]) -> Ints:
+    """Block tables under one another, [slices, longest]; block 0 fills the ends."""
+    padded = np.zeros((len(tables), max(len(table) for table in tables)), dtype=np.int64)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return padded

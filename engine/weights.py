@@ -1,0 +1,173 @@
+"""Weights of a decoder, read from the safetensors of a Hugging Face folder. Pickled files are never opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.config import read_json
+from engine.errors import EngineError
+from playground.model import ModelShape
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Linear(NamedTuple):
+    """A projection: weight [out, in], bias [out]."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer, with projections of the same input merged into one matrix."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    """Queries, keys and values of all heads, in this order."""
+    qk_norm: Tensor | None
+    """Norm weights of every query and key head, [heads + kv_heads, head_dim]."""
+    out: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A whole decoder; `head` is `embedding` itself where they are tied."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Tensor
+
+
+class Checkpoint:
+    """The tensors of a folder, taken one by one under their names; what nobody takes is an error at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._index, files = _tensor_files(folder)
+        self._open = {file: _opened(file) for file in dict.fromkeys(files.values())}
+        self._files = files
+        self._left = dict.fromkeys(files)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor that must be there and have this shape."""
+        if name not in self._files:
+            raise EngineError(f"{self._index}: tensor {name} is missing; the checkpoint does not fit its config.json")
+        self._left.pop(name, None)
+        file = self._files[name]
+        try:
+            tensor: Tensor = self._open[file].get_tensor(name)
+        except SafetensorError as error:
+            raise EngineError(f"{file}: tensor {name} cannot be read ({error}); fetch the file again") from error
+        if tensor.shape != shape:
+            raise EngineError(
+                f"{file}: tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(shape)}"
+            )
+        return tensor
+
+    def refuse_leftovers(self, *harmless: str) -> None:
+        """Tensors that were not taken mean another model, unless their names end in one of `harmless`."""
+        for name in self._left:
+            if not name.endswith(harmless):
+                raise EngineError(
+                    f"{self._files[name]}: tensor {name} is unknown to this architecture; check config.json"
+                )
+
+
+def read_weights(folder: Path, shape: ModelShape, dtype: torch.dtype, device: torch.device | str) -> Weights:
+    """All tensors of a checkpoint, as `dtype` on `device`; an `EngineError` names the file and the tensor."""
+    reader = _Reader(Checkpoint(folder), shape, dtype, torch.device(device))
+    embedding = reader.tensor("model.embed_tokens.weight", shape.vocabulary, shape.hidden)
+    layers = tuple(reader.layer(f"model.layers.{index}") for index in range(shape.layers))
+    norm = reader.tensor("model.norm.weight", shape.hidden)
+    head = embedding if shape.tied_embeddings else reader.tensor("lm_head.weight", shape.vocabulary, shape.hidden)
+    # Tied heads and rotary tables are saved by some tools although they follow from the rest.
+    reader.checkpoint.refuse_leftovers("rotary_emb.inv_freq", *(["lm_head.weight"] if shape.tied_embeddings else []))
+    return Weights(embedding, layers, norm, head)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Names and shapes of the Llama family's tensors."""
+
+    checkpoint: Checkpoint
+    shape: ModelShape
+    dtype: torch.dtype
+    device: torch.device
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        return self.checkpoint.take(name, *shape).to(self.device, self.dtype)
+
+    def layer(self, prefix: str) -> LayerWeights:
+        shape, attention, mlp = self.shape, f"{prefix}.self_attn", f"{prefix}.mlp"
+        qkv = {"q_proj": shape.query_width, "k_proj": shape.kv_width, "v_proj": shape.kv_width}
+        gate_up = {"gate_proj": shape.intermediate, "up_proj": shape.intermediate}
+        return LayerWeights(
+            attention_norm=self.tensor(f"{prefix}.input_layernorm.weight", shape.hidden),
+            qkv=self._merged(attention, qkv, shape.hidden, shape.attention_bias),
+            qk_norm=self._qk_norm(attention) if shape.qk_norm else None,
+            out=self._merged(attention, {"o_proj": shape.hidden}, shape.query_width, shape.output_bias),
+            mlp_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight", shape.hidden),
+            gate_up=self._merged(mlp, gate_up, shape.hidden, shape.mlp_bias),
+            down=self._merged(mlp, {"down_proj": shape.hidden}, shape.intermediate, shape.mlp_bias),
+        )
+
+    def _merged(self, prefix: str, widths: dict[str, int], inputs: int, biased: bool) -> Linear:
+        """Projections of one input, one under another; `widths` are their outputs by name."""
+        weights = [self.tensor(f"{prefix}.{name}.weight", width, inputs) for name, width in widths.items()]
+        if not biased:
+            return Linear(_joined(weights), None)
+        biases = [self.tensor(f"{prefix}.{name}.bias", width) for name, width in widths.items()]
+        return Linear(_joined(weights), _joined(biases))
+
+    def _qk_norm(self, prefix: str) -> Tensor:
+        shape = self.shape
+        queries = self.tensor(f"{prefix}.q_norm.weight", shape.head_dim).expand(shape.heads, -1)
+        keys = self.tensor(f"{prefix}.k_norm.weight", shape.head_dim).expand(shape.kv_heads, -1)
+        return torch.cat((queries, keys))
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _tensor_files(folder: Path) -> tuple[Path, dict[str, Path]]:
+    """The file that lists the tensors, and the file of each tensor by name."""
+    if (single := folder / SINGLE).is_file():
+        return single, dict.fromkeys(_opened(single).keys(), single)
+    if (index := folder / INDEX).is_file():
+        return index, _sharded(index)
+    if pickled := sorted(folder.glob("*.bin")):
+        raise EngineError(f"{pickled[0]}: pickled weights are never read; convert the checkpoint to {SINGLE}")
+    raise EngineError(f"{folder}: holds neither {SINGLE} nor {INDEX}; model.path must be a checkpoint's folder")
+
+
+def _sharded(index: Path) -> dict[str, Path]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise EngineError(f"{index}: has no weight_map; fetch the file again")
+    files = {name: index.parent / file for name, file in places.items()}
+    held = {file: set(_opened(file).keys()) for file in dict.fromkeys(files.values())}
+    for name, file in files.items():
+        if name not in held[file]:
+            raise EngineError(f"{file}: tensor {name} is missing, though {index.name} places it here; fetch it again")
+    return files
+
+
+def _opened(file: Path) -> Any:
+    """A safetensors file; its header vouches for the file's length."""
+    if not file.is_file():
+        raise EngineError(f"{file}: no such file, though {INDEX} names it; fetch the missing shard")
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise EngineError(f"{file}: not a whole safetensors file ({error}); fetch it again") from error
