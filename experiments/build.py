@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, Protocol
 
 from hydra.errors import HydraException
 from hydra.utils import instantiate
+from omegaconf.errors import OmegaConfBaseException
 
 from analysis.metrics import Objectives
 from experiments.errors import explain
 from experiments.logger import Logger
-from experiments.settings import SettingError, Settings
+from experiments.settings import Kv, Limits, Parallel, Queueing, SettingError, Settings
 from playground.backend import Backend
 from playground.core import Spec
 from playground.model import ModelShape
@@ -86,7 +88,7 @@ class Simulated:
     skip_ahead: bool = True
 
     def make(self, plan: Plan) -> SimBackend:
-        return SimBackend(self._spec(plan), Modelled(self.cost_model(plan)), self.lane_gain)
+        return SimBackend(self._spec(plan), Modelled(self.cost_model(plan), plan.stages), self.lane_gain)
 
     def cost_model(self, plan: Plan) -> CostModel:
         size = plan.settings.kv.block_size
@@ -140,17 +142,34 @@ def setting(part: str) -> Iterator[None]:
         yield
     except SettingError:
         raise
-    except (ValueError, TypeError, OSError, ImportError, HydraException) as error:
-        line = explain(error) or f"{part}: {error}"
-        raise SettingError(line) from error
+    except (ValueError, TypeError, OSError, ImportError, HydraException, OmegaConfBaseException) as error:
+        raise SettingError(explain(error) or _about(part, str(error))) from error
+
+
+def _about(part: str, problem: str) -> str:
+    """With the option's full name where a part, which cannot know it, says `tp=3 ...`."""
+    if problem.startswith(f"{part}."):
+        return problem
+    if not (found := re.match(r"(\w+)=", problem)):
+        return f"{part}: {problem}"
+    return problem if found[1] in PARTS else f"{OPTIONS.get(found[1], part)}.{problem}"
+
+
+PARTS = {part.name for part in fields(Settings)}
+OPTIONS = {
+    option.name: group
+    for group, kind in {"parallel": Parallel, "kv": Kv, "limits": Limits, "queueing": Queueing}.items()
+    for option in fields(kind)
+}
+"""The group that an option of the front door belongs to."""
 
 
 def _make(part: str, config: Any) -> Any:
     with setting(part):
         if not (isinstance(config, dict) and "_target_" in config):
             raise SettingError(f"{part}={config} names no _target_: choose an option of the group {part}")
-        # Plain containers inside: DictConfig stops at the front door.
-        return instantiate(config, _convert_="all")
+        # Plain containers inside: DictConfig stops at the front door. Under its name, so that errors say where.
+        return instantiate({part: config}, _convert_="all")[part]
 
 
 def _source(settings: Settings) -> Source:

@@ -162,13 +162,13 @@ class Step:
     ends: tuple[int, ...] = ()
     dummies: tuple[int, ...] = ()
     repeat: int = 1
+    lanes: tuple[str, ...] = field(init=False)
+    """Lanes in use, in order of first use: one `Done` comes back for each."""
 
-    @property
-    def lanes(self) -> tuple[str, ...]:
-        """Lanes in use, in order of first use: one `Done` comes back for each."""
-        names = dict.fromkeys(part.lane for part in self.slices)
-        names.update(dict.fromkeys(copy.lane for copy in self.copies))
-        return tuple(names)
+    def __post_init__(self) -> None:
+        names = dict.fromkeys([part.lane for part in self.slices])
+        names.update(dict.fromkeys([copy.lane for copy in self.copies]))
+        object.__setattr__(self, "lanes", tuple(names))
 
 
 @dataclass(frozen=True, slots=True)

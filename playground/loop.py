@@ -48,19 +48,7 @@ def serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Reco
     commits = fruitless = 0
     while True:
         now = backend.now()
-        changed = _take_in(source, scheduler, now)
-        asked = [group for group in scheduler.groups if scheduler.open(group)]
-        changed |= _tell(source, scheduler, recorder)
-        if changed or asked:
-            recorder.looked(now, commits)
-        launched = 0
-        for group in asked:
-            step = scheduler.next_step(group, now)
-            changed |= _tell(source, scheduler, recorder)
-            if step:
-                recorder.launched(step, group)
-                backend.launch(step)
-                launched += 1
+        changed, launched = _plan(source, scheduler, backend, recorder, now, commits)
         if launched:  # keep the pipe full before blocking
             fruitless = 0
             continue
@@ -78,6 +66,29 @@ def serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Reco
             commits += 1
             recorder.committed(done, scheduler.commit(done))
             _tell(source, scheduler, recorder)
+
+
+def _plan(
+    source: Source, scheduler: Scheduler, backend: Backend, recorder: Recorder, now: float, commits: int
+) -> tuple[bool, bool]:
+    """One look at the clock: what is due comes in, and every group that may launch a step is asked for one.
+
+    (whether anything but a launch happened, whether a step was launched)
+    """
+    changed = _take_in(source, scheduler, now)
+    asked = [group for group in scheduler.groups if scheduler.open(group)]
+    changed |= _tell(source, scheduler, recorder)
+    if changed or asked:
+        recorder.looked(now, commits)
+    launched = False
+    for group in asked:
+        step = scheduler.next_step(group, now)
+        changed |= _tell(source, scheduler, recorder)
+        if step:
+            recorder.launched(step, group)
+            backend.launch(step)
+            launched = True
+    return changed, launched
 
 
 def _take_in(source: Source, scheduler: Scheduler, now: float) -> bool:

@@ -95,7 +95,8 @@ class Admission(Protocol):
 class Victims(Protocol):
     """Who gives way to `needy`: a running sequence, `needy` itself included; and how."""
 
-    how: How
+    @property
+    def how(self) -> How: ...
 
     def __call__(self, draft: Draft, needy: Sequence) -> Sequence: ...
 

@@ -7,14 +7,12 @@ It knows durations, not tensors: a sampled token is the number 0, and a sequence
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from simpy.core import Environment
-from simpy.events import Event, Process
-from simpy.resources.resource import Resource
 
 from playground.core import COPY_IN, COPY_OUT, Done, Request, Slice, Spec, Step
 from playground.sim.cost import CostModel, Shape
@@ -23,39 +21,59 @@ from playground.sim.processor import Processor
 _TOKEN = (0,)
 
 
+class LaneTimes(NamedTuple):
+    """Seconds of one lane of a step: on each stage, and from one stage to the next."""
+
+    stages: tuple[float, ...]
+    transfer: float = 0.0
+
+
+class StepTimes(NamedTuple):
+    """Seconds of a step: of planning it (the devices work on meanwhile), and of each of its lanes."""
+
+    host: float
+    lanes: dict[str, LaneTimes]
+
+
 class Durations(Protocol):
-    """How long the parts of a step take, in seconds."""
+    """How long steps take. Asked once for each, at its launch."""
 
-    def host(self, step: Step) -> float:
-        """Planning and input preparation, before the launch; the devices work on meanwhile."""
-        ...
-
-    def stage(self, step: Step, lane: str, stage: int) -> float: ...
-    def transfer(self, step: Step, lane: str) -> float: ...
-    def copy(self, step: Step, lane: str) -> float: ...
+    def of(self, step: Step) -> StepTimes: ...
 
     def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
-        """(host, stage) of the step's second, third, ... repetition."""
+        """(host, stage) seconds of the step's second, third, ... repetition."""
         ...
 
 
 class Modelled:
     """Durations that a cost model predicts. A lockstep group takes as long as its slowest rank."""
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, stages: int = 1) -> None:
         self._cost = cost
+        self._stages = range(stages)
 
-    def host(self, step: Step) -> float:
-        return self._cost.host(Shape.of(step.slices))
+    def of(self, step: Step) -> StepTimes:
+        if len(step.lanes) == 1 and not step.copies:
+            shapes = _shapes(step.slices)
+            return StepTimes(self._host(shapes), {step.lanes[0]: self._lane(shapes)})
+        lanes = {lane: self._lane(_shapes(part for part in step.slices if part.lane == lane)) for lane in step.lanes}
+        for lane in dict.fromkeys(copy.lane for copy in step.copies):
+            blocks = sum(len(copy.source) for copy in step.copies if copy.lane == lane)
+            lanes[lane] = LaneTimes((self._cost.copy(blocks),))
+        return StepTimes(self._host(_shapes(step.slices)), lanes)
 
-    def stage(self, step: Step, lane: str, stage: int) -> float:
-        return max((self._cost.stage(shape, stage).device_time for shape in self._shapes(step, lane)), default=0.0)
+    def _lane(self, shapes: list[Shape]) -> LaneTimes:
+        cost = self._cost
+        if len(shapes) == 1:  # every step of a lone replica: spare the generators
+            shape = shapes[0]
+            times = tuple([cost.stage(shape, stage).device_time for stage in self._stages])
+        else:
+            times = tuple(max(cost.stage(shape, stage).device_time for shape in shapes) for stage in self._stages)
+        return LaneTimes(times, max(map(cost.transfer, shapes)) if len(times) > 1 else 0.0)
 
-    def transfer(self, step: Step, lane: str) -> float:
-        return max((self._cost.transfer(shape) for shape in self._shapes(step, lane)), default=0.0)
-
-    def copy(self, step: Step, lane: str) -> float:
-        return self._cost.copy(sum(len(copy.source) for copy in step.copies if copy.lane == lane))
+    def _host(self, shapes: list[Shape]) -> float:
+        """Every rank plans for itself, at the same time."""
+        return max(map(self._cost.host, shapes), default=0.0)
 
     def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
         cost, shape = self._cost, Shape.of(step.slices)
@@ -63,13 +81,12 @@ class Modelled:
             shape = shape.tick()
             yield cost.host(shape), cost.stage(shape, 0).device_time
 
-    @staticmethod
-    def _shapes(step: Step, lane: str) -> list[Shape]:
-        by_rank: dict[int, list[Slice]] = {}
-        for part in step.slices:
-            if part.lane == lane:
-                by_rank.setdefault(part.rank, []).append(part)
-        return [Shape.of(slices) for slices in by_rank.values()]
+
+def _shapes(slices: Iterable[Slice]) -> list[Shape]:
+    by_rank: dict[int, list[Slice]] = {}
+    for part in slices:
+        by_rank.setdefault(part.rank, []).append(part)
+    return [Shape.of(slices) for slices in by_rank.values()]
 
 
 class _Launched(NamedTuple):
@@ -88,13 +105,16 @@ class SimBackend:
         self.spec = spec
         self._durations = durations
         self._environment = Environment()
-        groups = range(len(spec.groups))
-        self._stages = [[Processor(self._environment, lane_gain) for _ in range(spec.stages)] for _ in groups]
-        self._links = [[Resource(self._environment) for _ in range(spec.stages - 1)] for _ in groups]
-        self._engines = [{lane: Resource(self._environment) for lane in (COPY_IN, COPY_OUT)} for _ in groups]
+
+        def processors(count: int, gain: float = 0.0) -> list[Processor]:
+            return [Processor(self._environment, gain) for _ in range(count)]
+
+        self._stages = [processors(spec.stages, lane_gain) for _ in spec.groups]
+        self._links = [processors(spec.stages - 1) for _ in spec.groups]
+        self._engines = [Processor(self._environment, gain=1.0) for _ in spec.groups]
+        """For copies; each direction is a lane that does not feel the other."""
         self._left: dict[int, int] = {}  # tokens that each sequence still gets
         self._ready: deque[tuple[Done, Step]] = deque()
-        self._outstanding = 0
 
     def now(self) -> float:
         return float(self._environment.now)
@@ -104,13 +124,11 @@ class SimBackend:
             self._left.pop(id, None)
         for request in step.starts:
             self._left[request.id] = _output_length(request)
-        host = self._durations.host(step)
-        self._advance(self.now() + host)
-        launched = _Launched(step, self.now(), host)
+        times = self._durations.of(step)
+        self._advance(self.now() + times.host)
+        launched = _Launched(step, self.now(), times.host)
         for lane in step.lanes:
-            self._outstanding += 1
-            work = self._copy if lane in (COPY_IN, COPY_OUT) else self._compute
-            Process(self._environment, work(launched, lane))
+            _Journey(self, launched, lane, times.lanes[lane]).begin()
 
     def wait(self, until: float = inf) -> Done | None:
         environment = self._environment
@@ -123,7 +141,6 @@ class SimBackend:
                 raise RuntimeError("nothing is in flight and no time to wait for")
             environment.step()
         done, step = self._ready.popleft()
-        self._outstanding -= 1
         return self._repeat(done, step, until) if step.repeat > 1 else done
 
     def close(self) -> None:
@@ -134,38 +151,20 @@ class SimBackend:
         if until > self._environment.now:
             self._environment.run(until=until)
 
-    # --- one lane of a step
-
-    def _compute(self, launched: _Launched, lane: str) -> Generator[Event, Any, None]:
-        step = launched.step
-        stages = self._stages[step.group]
-        times: list[tuple[float, float]] = []
-        for index, stage in enumerate(stages):
-            if index:
-                with self._links[step.group][index - 1].request() as link:
-                    yield link
-                    yield self._environment.timeout(self._durations.transfer(step, lane))
-            times.append((yield from stage.run(lane, self._durations.stage(step, lane, index))))
-        self._complete(launched, lane, times)
-
-    def _copy(self, launched: _Launched, lane: str) -> Generator[Event, Any, None]:
-        step = launched.step
-        with self._engines[step.group][lane].request() as engine:
-            yield engine
-            started = self.now()
-            yield self._environment.timeout(self._durations.copy(step, lane))
-        self._complete(launched, lane, [(started, self.now())])
+    # --- completions
 
     def _complete(self, launched: _Launched, lane: str, times: list[tuple[float, float]]) -> None:
         step = launched.step
-        several_lanes = len(step.lanes) > 1
-        ids = [part.sequence for part in step.slices if part.samples and not (several_lanes and part.lane != lane)]
+        if len(step.lanes) == 1:
+            ids = [part.sequence for part in step.slices if part.samples]
+        else:
+            ids = [part.sequence for part in step.slices if part.samples and part.lane == lane]
         done = Done(
             step.id,
             lane,
             launched.launched,
             times[0][0],
-            self.now(),
+            times[-1][1],
             dict.fromkeys(ids, _TOKEN),
             self._count_off(ids, 1),
             launched.host,
@@ -213,6 +212,38 @@ class SimBackend:
         self._advance(ticks[-1])
         tokens = dict.fromkeys(ids, _TOKEN * count)
         return replace(done, finished=ticks[-1], count=count, ticks=tuple(ticks), tokens=tokens, ended=ended)
+
+
+class _Journey:
+    """One lane of a step on its way through the stages, or through a copy engine."""
+
+    __slots__ = ("_backend", "_lane", "_launched", "_times", "_visits")
+
+    def __init__(self, backend: SimBackend, launched: _Launched, lane: str, times: LaneTimes) -> None:
+        self._backend = backend
+        self._launched = launched
+        self._lane = lane
+        self._times = times
+        self._visits: list[tuple[float, float]] = []
+
+    def begin(self) -> None:
+        self._enter(0.0, 0.0)
+
+    def _enter(self, _sent: float, _arrived: float) -> None:
+        backend, group = self._backend, self._launched.step.group
+        if self._lane in (COPY_IN, COPY_OUT):
+            processor = backend._engines[group]
+        else:
+            processor = backend._stages[group][len(self._visits)]
+        processor.submit(self._lane, self._times.stages[len(self._visits)], self._leave)
+
+    def _leave(self, started: float, finished: float) -> None:
+        self._visits.append((started, finished))
+        if len(self._visits) == len(self._times.stages):
+            self._backend._complete(self._launched, self._lane, self._visits)
+        else:
+            link = self._backend._links[self._launched.step.group][len(self._visits) - 1]
+            link.submit(self._lane, self._times.transfer, self._enter)
 
 
 def _output_length(request: Request) -> int:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
+from playground.workload.fields import USUAL, ReadOptions
 from playground.workload.files import existing
-from playground.workload.readers import USUAL, ReadOptions, TraceFile
+from playground.workload.tracefile import TraceFile
 
 
 @dataclass(frozen=True, slots=True)
