@@ -15,9 +15,10 @@ import pytest
 from playground.core import Request, Sampling, Slo
 from playground.workload import saved
 from playground.workload.errors import WorkloadError
-from playground.workload.readers import FORMATS, ReadOptions, TraceFile
+from playground.workload.fields import ReadOptions
 from playground.workload.rows import Row
 from playground.workload.shipped import TRACES, find
+from playground.workload.tracefile import FORMATS, TraceFile
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
