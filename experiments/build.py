@@ -150,7 +150,7 @@ def _about(part: str, problem: str) -> str:
     """With the option's full name where a part, which cannot know it, says `tp=3 ...`."""
     if problem.startswith(f"{part}."):
         return problem
-    if not (found := re.match(r"(\w+)=", problem)):
+    if not (found := re.match(r"(\w+)[\w.]*=", problem)):
         return f"{part}: {problem}"
     return problem if found[1] in PARTS else f"{OPTIONS.get(found[1], part)}.{problem}"
 

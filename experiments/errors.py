@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
-from inspect import signature
 
 from hydra.errors import (
     ConfigCompositionException,
@@ -18,7 +16,6 @@ from hydra.errors import (
     OverrideParseException,
     SearchPathException,
 )
-from hydra.utils import get_object
 from omegaconf.errors import (
     ConfigKeyError,
     InterpolationResolutionError,
@@ -27,6 +24,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from experiments.overrides import did_you_mean, parameters
 from experiments.settings import SettingError
 from playground.loop import Stuck
 
@@ -37,13 +35,6 @@ def explain(error: BaseException) -> str | None:
         if isinstance(error, kind):
             return _one_line(tell(error))
     return None
-
-
-def did_you_mean(word: str, known: list[str]) -> str:
-    """The nearest known word, or all of them if there are few."""
-    if near := get_close_matches(word, known, n=1):
-        return f"did you mean {near[0]}?"
-    return f"choose one of: {', '.join(known)}" if known else "there are none"
 
 
 def _one_line(text: str) -> str:
@@ -81,6 +72,8 @@ def _composition(error: ConfigCompositionException) -> str:
         if isinstance(cause, OmegaConfBaseException):
             return _omegaconf(cause, str(error))
     text = str(error)
+    if found := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{found[1]}: several values are a sweep: add -m"
     if found := re.search(r"Could not override '([^']+)'\.\s*No match in the defaults list", text):
         return f"{found[1]}: not a group that is set by default; add it with +{found[1]}=..."
     if "To append to your default list use" in text and (found := re.search(r"use (\+\S+)", text)):
@@ -95,10 +88,12 @@ def _omegaconf(error: OmegaConfBaseException, about: str = "") -> str:
     first = str(error).splitlines()[0]
     if isinstance(error, MissingMandatoryValue):
         return f"{key} is required: give {key}=..."
+    if found := re.search(r"hydra\.runtime\.choices\.(\w+)", f"{key} {first}"):
+        return f"{found[1]} is required: choose an option of the group, {found[1]}=..."
     if isinstance(error, InterpolationResolutionError):
         return f"{key}: {first}"
     if isinstance(error, ValidationError):
-        return f"{_as_typed(key, about)}: {first}"
+        return f"{_as_typed(key, about)} {_expected(first)}"
     if isinstance(error, ConfigKeyError) or "not in" in first:
         return _unknown_key(error, about)
     return f"{key}: {first}" if key else first
@@ -110,20 +105,31 @@ def _as_typed(key: str, about: str) -> str:
     return found[1] if found and found[1].startswith(key) else key
 
 
+def _expected(problem: str) -> str:
+    for word, kind in {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}.items():
+        if word in problem:
+            return f"must be {kind}"
+    return f"cannot be: {problem}"
+
+
 def _unknown_key(error: OmegaConfBaseException, about: str) -> str:
     """Names the keys that the parent has, since a typo is the usual reason."""
     found = re.search(r"use (\+\S+)", about)
     wanted = found[1] if found else f"+{error.full_key}=..."
     key = wanted.lstrip("+").partition("=")[0]
+    if "/" in key:
+        return f"{wanted.lstrip('+')}: there is no group {key}; `playground --help` lists the groups"
     name = key.rpartition(".")[2]
     known = sorted(str(child) for child in _children(error) if not str(child).startswith("_"))
-    hint = did_you_mean(name, known)
-    return f"{wanted.lstrip('+')}: unknown option; {hint} (if the part takes it though its YAML does not: {wanted})"
+    return f"{wanted.lstrip('+')}: unknown option; {did_you_mean(name, known)}"
 
 
-def _children(error: OmegaConfBaseException) -> list[object]:
+def _children(error: OmegaConfBaseException) -> set[object]:
+    """What the parent lists, and what the part that it configures takes besides."""
     parent = error.parent_node
-    return list(parent) if isinstance(parent, Mapping) else []
+    if not isinstance(parent, Mapping):
+        return set()
+    return {*parent, *(parameters(parent["_target_"]) if "_target_" in parent else ())}
 
 
 def _instantiation(error: InstantiationException) -> str:
@@ -131,7 +137,9 @@ def _instantiation(error: InstantiationException) -> str:
     text = str(error)
     key = found[1] if (found := re.search(r"full_key: (\S+)", text)) else ""
     inner = _innermost(error)
-    if (found := re.search(r"Error (?:locating|loading) '?([\w.]+)", text)) or isinstance(inner, ImportError):
+    if (found := re.search(r"Error (?:locating|loading) (?:target )?'([^']+)'", text)) or isinstance(
+        inner, ImportError
+    ):
         target = found[1] if found else ""
         return f"{_dot(key)}_target_={target}: cannot be imported ({inner}); is its package installed or on PYTHONPATH?"
     if isinstance(inner, TypeError) and (found := re.search(r"in call to target '([\w.<>]+)'", text)):
@@ -142,19 +150,14 @@ def _instantiation(error: InstantiationException) -> str:
 def _refused(key: str, target: str, inner: TypeError) -> str:
     """An unexpected or missing option; says which ones there are."""
     if found := re.search(r"unexpected keyword argument '(\w+)'", str(inner)):
-        return f"{_dot(key)}{found[1]}: {_short(target)} has no such option; {did_you_mean(found[1], _options(target))}"
+        return (
+            f"{_dot(key)}{found[1]}: {_short(target)} has no such option; {did_you_mean(found[1], parameters(target))}"
+        )
     if found := re.search(r"missing \d+ required [\w-]+ arguments?: (.*)", str(inner)):
         return (
             f"{key or _short(target)}: {_short(target)} needs {found[1]}: give +{_dot(key)}{_first_name(found[1])}=..."
         )
     return f"{key or _short(target)}: {inner}"
-
-
-def _options(target: str) -> list[str]:
-    try:
-        return [name for name in signature(get_object(target)).parameters if name not in ("self", "cls")]
-    except (ImportError, ValueError, TypeError):
-        return []
 
 
 def _dot(key: str) -> str:
@@ -185,7 +188,7 @@ _TELLERS: Mapping[type[BaseException], Callable[..., str]] = {
     OverrideParseException: _parse,
     ConfigCompositionException: _composition,
     InstantiationException: _instantiation,
-    SearchPathException: str,
+    SearchPathException: lambda error: f"--config-dir: {error}",
     OmegaConfBaseException: _omegaconf,
     HydraException: str,
     Stuck: _stuck,

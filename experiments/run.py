@@ -12,28 +12,30 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
+from traceback import extract_tb
+from typing import Any, NoReturn
 
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from analysis.metrics import Summary, load, summarize
-from experiments import plugins, provenance, report, settings
+from experiments import overrides, plugins, provenance, report, settings
 from experiments.build import Parts, build, setting
 from experiments.errors import explain
 from experiments.logger import Finished, Logger
 from experiments.progress import Watched, meter
-from experiments.retarget import retarget
 from experiments.settings import SettingError, Settings
 from playground.loop import serve
 from playground.trace import Trace
 
+SHOW_ALL = os.environ.get("HYDRA_FULL_ERROR") == "1"
 PROBLEM = "error.txt"
-"""In the folder of a sweep's job that could not run: why, in one line."""
+"""In the folder of a run that could not be: why, in one line."""
 
 
 def execute(config: DictConfig, title: str = "") -> Summary:
@@ -51,7 +53,10 @@ def execute(config: DictConfig, title: str = "") -> Summary:
 
 def _describe(run_dir: Path, config: DictConfig, parts: Parts) -> None:
     """What the run is, written before it begins: a killed run is still readable."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"run_dir={run_dir}: {error.strerror}; choose a folder that you may write to") from error
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
     description = provenance.facts() | {
         "backend": type(parts.backend).__name__,
@@ -122,7 +127,7 @@ def _plot(tables: Mapping[str, Any], folder: Path) -> None:
 def job(config: DictConfig) -> Summary | None:
     """What Hydra calls: once, or once for each job of a sweep."""
     context = HydraConfig.get()
-    retarget(config, list(context.overrides.task))
+    overrides.retarget(config, list(context.overrides.task))
     if context.mode == RunMode.MULTIRUN:
         return _sweep_job(config, context)
     if config.study is not None:
@@ -131,7 +136,7 @@ def job(config: DictConfig) -> Summary | None:
         study.run(Path(config.run_dir), list(context.overrides.task))
         return None
     choices = context.runtime.choices
-    summary = execute(config, f"{choices.policy} ({choices.backend})")
+    summary = execute(config, f"{choices['policy']} ({choices['backend']})")
     report.console().print(report.one_run(summary))
     print(f"Traces and summary: {config.run_dir}")
     print(json.dumps({"run_dir": config.run_dir} | summary))
@@ -143,33 +148,73 @@ def _sweep_job(config: DictConfig, context: HydraConf) -> Summary | None:
     try:
         return execute(config, context.job.override_dirname)
     except Exception as error:
-        if (line := explain(error)) is None:
+        if explain(error) is None:
             raise
-        (Path(config.run_dir) / PROBLEM).write_text(line + "\n", encoding="utf-8")
-        print(f"error: {line}", file=sys.stderr)
+        _note_problem(config, error)
         return None
+
+
+def _note_problem(config: DictConfig, error: Exception) -> None:
+    """A folder without results should say why."""
+    if (folder := Path(config.run_dir)).is_dir():
+        (folder / PROBLEM).write_text(f"{explain(error) or repr(error)}\n", encoding="utf-8")
 
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def _app(config: DictConfig) -> None:
-    job(config)
+    try:
+        job(config)
+    except Exception as error:  # noqa: BLE001
+        # Told here and not in main: on its way there Hydra would add lines of its own.
+        _note_problem(config, error)
+        _give_up(error)
 
 
 def main() -> None:
     """Exit codes: 0 served, 2 something to mend in the options, 130 interrupted, 1 a bug (with its traceback)."""
     settings.register()
     plugins.register()
-    show_all = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    # Hydra would print and exit by itself; told so, it lets errors through to be explained here.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        _app()
+        overrides.check_flags(sys.argv[1:])
+        _compose_and_run()
     except KeyboardInterrupt:
         print("interrupted: what was traced until then is in the run folder", file=sys.stderr)
         sys.exit(130)
-    except Exception as error:
-        line = None if show_all else explain(error)
-        if line is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
-        sys.exit(2)
+    except Exception as error:  # noqa: BLE001
+        _give_up(error)
+
+
+def _compose_and_run() -> None:
+    # Hydra would print and exit by itself; told so, it lets errors through to be explained here.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    while True:
+        try:
+            _app()
+            return
+        except ConfigCompositionException as error:
+            completed = overrides.complete(sys.argv[1:], error)
+            if completed is None:
+                raise
+        sys.argv[1:] = completed
+
+
+def _give_up(error: Exception) -> NoReturn:
+    """One line for what the user can mend; a traceback for a bug, or for whoever asks for it."""
+    line = None if SHOW_ALL else explain(error) or _before_our_time(error)
+    if line is None:
+        raise error
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _before_our_time(error: Exception) -> str | None:
+    """An error of Hydra's, before any of our code ran, is about what the user asked it for."""
+    if any(frame.name == _app.__name__ for frame in extract_tb(error.__traceback__)):
+        return None
+    if isinstance(error, OSError):
+        return f"hydra.run.dir={error.filename}: {error.strerror}; choose a folder that you may write to"
+    text = " ".join(str(error).split())
+    empty = [argument for argument in sys.argv[1:] if argument.endswith("=null")]
+    if "Config group override must be" in text and empty:
+        return f"{empty[0]}: a group takes the name of one of its options; `playground --help` lists them"
+    return text
