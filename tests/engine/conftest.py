@@ -55,7 +55,7 @@ def oracle(checkpoint):
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,
             do_sample=False,
-            eos_token_id=-1,
+            eos_token_id=None,
             pad_token_id=0,
         )
         return out[0, len(prompt) :].tolist()

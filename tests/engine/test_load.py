@@ -1,0 +1,197 @@
+"""What can be wrong with a checkpoint's folder, and the one line that says so."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import EngineError
+from engine.load import load_model, load_tokenizer
+from engine.tiny import tiny
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the tiny Qwen3 checkpoint to spoil."""
+    return shutil.copytree(tiny("qwen3"), tmp_path / "checkpoint")
+
+
+def edit(path, **changes):
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
+
+
+def change_tensors(folder, **changes):
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in changes.items():
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors")
+
+
+def shard(folder):
+    """Cut model.safetensors in two, as large checkpoints are."""
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[:20], "model-00002-of-00002.safetensors": names[20:]}
+    for file, held in parts.items():
+        save_file({name: tensors[name] for name in held}, folder / file)
+    weight_map = {name: file for file, held in parts.items() for name in held}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors").unlink()
+    return list(parts)
+
+
+def refused(folder, *parts, call=load_model):
+    """The error is one line that holds all of these."""
+    with pytest.raises(EngineError) as caught:
+        call(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
+def test_sharded_equals_single(folder):
+    whole = load_model(folder)
+    shard(folder)
+    cut = load_model(folder)
+    assert torch.equal(cut.weights.layers[3].qkv.weight, whole.weights.layers[3].qkv.weight)
+    assert torch.equal(cut.weights.head, whole.weights.head)
+
+
+def test_dtypes(folder):
+    assert load_model(folder).dtype == torch.float32
+    assert load_model(folder, dtype="bfloat16").dtype == torch.bfloat16
+    edit(folder / "config.json", dtype=..., torch_dtype="float16")
+    assert load_model(folder, dtype="auto").dtype == torch.float16
+    refused(folder, "model.dtype=int8", "float32, bfloat16", call=lambda path: load_model(path, dtype="int8"))
+
+
+def test_tied_head_is_the_embedding():
+    weights = load_model(tiny("qwen2")).weights
+    assert weights.head is weights.embedding
+
+
+def test_a_saved_tied_head_is_no_error(tmp_path):
+    folder = shutil.copytree(tiny("qwen2"), tmp_path / "checkpoint")
+    head = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    change_tensors(folder, **{"lm_head.weight": head})
+    load_model(folder)
+
+
+def test_no_folder(tmp_path):
+    refused(tmp_path / "nowhere", "model.path=", "nowhere: no such folder")
+
+
+def test_no_config(folder):
+    (folder / "config.json").unlink()
+    refused(folder, "config.json: no such file")
+
+
+def test_broken_config(folder):
+    (folder / "config.json").write_text('{"hidden_size": 12')
+    refused(folder, "config.json: not valid JSON")
+
+
+def test_missing_field(folder):
+    edit(folder / "config.json", num_hidden_layers=...)
+    refused(folder, "config.json", "num_hidden_layers is missing")
+
+
+def test_unsupported_architecture(folder):
+    edit(folder / "config.json", architectures=["GPT2LMHeadModel"])
+    refused(folder, "config.json", "GPT2LMHeadModel is not supported", "Qwen3ForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act=gelu"),
+        ({"use_sliding_window": True, "sliding_window": 1024}, "sliding-window"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type=dynamic"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_type=linear needs factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_unsupported_features(folder, changes, said):
+    edit(folder / "config.json", **changes)
+    refused(folder, "config.json", said)
+
+
+def test_no_weights(folder):
+    (folder / "model.safetensors").unlink()
+    refused(folder, "holds neither model.safetensors nor model.safetensors.index.json")
+
+
+def test_pickles_are_never_opened(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(folder, "pytorch_model.bin: pickled weights are never read; convert")
+
+
+def test_missing_tensor(folder):
+    change_tensors(folder, **{"model.layers.2.mlp.up_proj.weight": None})
+    refused(folder, "model.safetensors", "tensor model.layers.2.mlp.up_proj.weight is missing")
+
+
+def test_extra_tensor(folder):
+    change_tensors(folder, **{"model.layers.9.mlp.up_proj.weight": torch.zeros(2)})
+    refused(folder, "model.safetensors", "tensor model.layers.9.mlp.up_proj.weight is unknown")
+
+
+def test_wrong_shape(folder):
+    change_tensors(folder, **{"model.norm.weight": torch.zeros(64)})
+    refused(folder, "model.safetensors", "tensor model.norm.weight has shape [64], config.json asks for [128]")
+
+
+@pytest.mark.parametrize("size", [0, 4, 1000, 100_000])
+def test_truncated_file(folder, size):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    refused(folder, "model.safetensors: not a whole safetensors file")
+
+
+def test_truncated_shard(folder):
+    second = folder / shard(folder)[1]
+    second.write_bytes(second.read_bytes()[:-10])
+    refused(folder, second.name, "not a whole safetensors file")
+
+
+def test_missing_shard(folder):
+    first = folder / shard(folder)[0]
+    first.unlink()
+    refused(folder, first.name, "no such file, though model.safetensors.index.json names it")
+
+
+def test_shard_without_its_tensor(folder):
+    first = folder / shard(folder)[0]
+    tensors = load_file(first)
+    tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, first)
+    refused(folder, first.name, "tensor model.embed_tokens.weight is missing, though")
+
+
+def test_index_without_a_map(folder):
+    shard(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    refused(folder, "model.safetensors.index.json: has no weight_map")
+
+
+def test_missing_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    refused(folder, "tokenizer.json: no such file", call=load_tokenizer)
+
+
+def test_end_tokens(folder):
+    assert load_model(folder).config.eos == (2,)
+    edit(folder / "generation_config.json", eos_token_id=[2, 0])
+    assert load_model(folder).config.eos == (2, 0)
+    (folder / "generation_config.json").unlink()
+    edit(folder / "config.json", eos_token_id=1)
+    assert load_model(folder).config.eos == (1,)
+    edit(folder / "config.json", eos_token_id=None)
+    assert load_model(folder).config.eos == ()
