@@ -73,7 +73,9 @@ class BlockPool:
         return block
 
     def publish(self, block: int, key: Hashable) -> None:
-        """From now on `find` knows this block's content. The first block with a key keeps it."""
+        """From now on `find` knows a held block's content. The first block with a key keeps it."""
+        if not self._references[block]:
+            raise RuntimeError(f"KV block {block} is free: its content is worthless")
         if key not in self._held and block not in self._key:
             self._held[key] = block
             self._key[block] = key
@@ -101,3 +103,5 @@ class BlockPool:
         assert held + len(free) == self.blocks, f"{held} held + {len(free)} free is not {self.blocks}"
         assert all(self._references[block] == 0 for block in free), "a free block has a holder"
         assert {block: key for key, block in self._held.items()} == self._key, "keys and blocks disagree"
+        assert all(block in self._key for block in self._cached), "a block is kept for a prefix that nobody can find"
+        assert not any(block in self._key for block in self._blank), "a block of worthless content can be found"
