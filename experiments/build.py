@@ -38,6 +38,10 @@ class BackendFactory(Protocol):
 
     def make(self, plan: Plan) -> Backend: ...
 
+    def where(self, plan: Plan) -> str:
+        """The device that the run's times are of."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -90,6 +94,9 @@ class Simulated:
     def make(self, plan: Plan) -> SimBackend:
         return SimBackend(self._spec(plan), Modelled(self.cost_model(plan), plan.stages), self.lane_gain)
 
+    def where(self, plan: Plan) -> str:
+        return plan.device.name
+
     def cost_model(self, plan: Plan) -> CostModel:
         size = plan.settings.kv.block_size
         return self.cost(model=plan.model, device=plan.device, tp=plan.tp, stages=plan.stages, block_size=size)
@@ -114,6 +121,7 @@ class Parts:
     source: Source
     scheduler: Scheduler
     backend: Backend
+    device: str
     logger: Logger
     objectives: Objectives
 
@@ -121,13 +129,13 @@ class Parts:
 def build(settings: Settings) -> Parts:
     """Cheap parts first, so that a wrong option is told before weights are loaded."""
     logger: Logger = _make("logger", settings.logger)
-    policy: Policy = _make("policy", settings.policy)
+    _make("policy", settings.policy)
     source = _source(settings)
     plan = _plan(settings)
     factory: BackendFactory = _make("backend", settings.backend)
     with setting("backend"):
         backend = factory.make(plan)
-    return Parts(source, _scheduler(settings, policy, backend), backend, logger, objectives(settings))
+    return Parts(source, scheduler(settings, backend.spec), backend, factory.where(plan), logger, objectives(settings))
 
 
 def objectives(settings: Settings) -> Objectives:
@@ -184,11 +192,13 @@ def _plan(settings: Settings) -> Plan:
     return Plan(settings, model, device, str(settings.model.get("path", "")))
 
 
-def _scheduler(settings: Settings, policy: Policy, backend: Backend) -> Scheduler:
+def scheduler(settings: Settings, spec: Spec) -> Scheduler:
+    """With a fresh policy: policies may keep state from step to step."""
     queueing = settings.queueing
+    policy: Policy = _make("policy", settings.policy)
     with setting("policy"):
         return Scheduler(
-            backend.spec,
+            spec,
             policy,
             seed=settings.seed,
             prefix_cache=settings.kv.prefix_cache,

@@ -7,17 +7,20 @@ default stands in one place, the part's own signature, and a typo is refused sti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from inspect import Parameter, signature
+from typing import TypeVar
 
 from hydra._internal.utils import get_args_parser
+from hydra.errors import ConfigCompositionException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.settings import SettingError
 
+T = TypeVar("T")
 TARGET = "._target_"
 
 
@@ -49,8 +52,21 @@ def _prune(config: DictConfig, path: str, named: Sequence[str]) -> None:
                 del node[name]
 
 
-def complete(arguments: Sequence[str], error: BaseException) -> list[str] | None:
-    """The arguments with a + where they set an option that the part takes; None if the error is about another thing."""
+def completing(attempt: Callable[[list[str]], T], arguments: Sequence[str]) -> T:
+    """Try, and try again with a + before each option that its part takes though the YAML does not list it."""
+    given = list(arguments)
+    while True:
+        try:
+            return attempt(given)
+        except ConfigCompositionException as error:
+            completed = _complete(given, error)
+            if completed is None:
+                raise
+        given = completed
+
+
+def _complete(arguments: Sequence[str], error: BaseException) -> list[str] | None:
+    """None if the error is about another thing."""
     cause = error.__cause__ or error.__context__
     if not isinstance(cause, OmegaConfBaseException) or not isinstance(cause.parent_node, DictConfig):
         return None

@@ -37,13 +37,21 @@ ALWAYS = ("completed", "request_throughput", "output_throughput", "mean_ttft_ms"
           "p99_tpot_ms", "p99_itl_ms", "bubble_ratio", "cv_tokens_per_step", "mean_kv_usage")  # fmt: skip
 
 
-def comparison(rows: Sequence[tuple[Row, Row]], title: str = "") -> Table:
-    """One line a run: what distinguishes it, then its summary. Columns that say nothing are left out."""
+SIDE_BY_SIDE = 5
+"""Up to so many runs stand in columns, which reads better; more become lines."""
+
+
+def comparison(rows: Sequence[tuple[Row, Row]]) -> Table:
+    """What distinguishes each run, then its summary. Metrics that say nothing are left out."""
     keys = [key for key in LABELS if key in ALWAYS or any(summary.get(key) for _, summary in rows)]
     names = list(dict.fromkeys(name for labels, _ in rows for name in labels))
-    table = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    return _columns(rows, keys, names) if len(rows) <= SIDE_BY_SIDE else _lines(rows, keys, names)
+
+
+def _lines(rows: Sequence[tuple[Row, Row]], keys: Sequence[str], names: Sequence[str]) -> Table:
+    table = _table()
     for name in names:
-        table.add_column(name, style="cyan", overflow="fold")
+        table.add_column(name, style="cyan", no_wrap=True)
     for key in keys:
         table.add_column(LABELS[key], justify="right")
     for labels, summary in rows:
@@ -52,15 +60,22 @@ def comparison(rows: Sequence[tuple[Row, Row]], title: str = "") -> Table:
     return table
 
 
-def one_run(summary: Row, title: str = "") -> Table:
-    """A run on its own reads better downwards."""
-    table = Table(title=title or None, box=SIMPLE_HEAD, show_header=False, title_justify="left", title_style="bold")
-    table.add_column(style="cyan")
-    table.add_column(justify="right")
-    for key, label in LABELS.items():
-        if key in ALWAYS or summary.get(key):
-            table.add_row(label, number(key, summary.get(key)))
+def _columns(rows: Sequence[tuple[Row, Row]], keys: Sequence[str], names: Sequence[str]) -> Table:
+    table = _table()
+    table.add_column("\n".join(names), style="cyan", no_wrap=True)
+    for labels, _ in rows:
+        table.add_column("\n".join(str(labels.get(name, "")) for name in names), justify="right")
+    for key in keys:
+        table.add_row(LABELS[key], *(number(key, summary.get(key)) for _, summary in rows))
     return table
+
+
+def _table() -> Table:
+    return Table(box=SIMPLE_HEAD)
+
+
+def one_run(summary: Row, name: str) -> Table:
+    return comparison([({"": name}, summary)])
 
 
 def number(key: str, value: float | None) -> str:

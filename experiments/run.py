@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -61,7 +60,7 @@ def _describe(run_dir: Path, config: DictConfig, parts: Parts) -> None:
     description = provenance.facts() | {
         "backend": type(parts.backend).__name__,
         "policy": type(parts.scheduler.policy).__name__,
-        "device": OmegaConf.select(config, "device.name"),
+        "device": parts.device,
         "model": OmegaConf.select(config, "model.path"),
         "seed": config.seed,
         "spec": asdict(parts.backend.spec),
@@ -133,11 +132,12 @@ def job(config: DictConfig) -> Summary | None:
     if config.study is not None:
         with setting("study"):
             study = instantiate(config.study, _convert_="all")
-        study.run(Path(config.run_dir), list(context.overrides.task))
+        print(json.dumps(study.run(Path(config.run_dir), list(context.overrides.task))))
         return None
     choices = context.runtime.choices
-    summary = execute(config, f"{choices['policy']} ({choices['backend']})")
-    report.console().print(report.one_run(summary))
+    name = f"{choices['policy']} ({choices['backend']})"
+    summary = execute(config, name)
+    report.console().print(report.one_run(summary, name))
     print(f"Traces and summary: {config.run_dir}")
     print(json.dumps({"run_dir": config.run_dir} | summary))
     return summary
@@ -176,7 +176,7 @@ def main() -> None:
     plugins.register()
     try:
         overrides.check_flags(sys.argv[1:])
-        _compose_and_run()
+        overrides.completing(_compose_and_run, sys.argv[1:])
     except KeyboardInterrupt:
         print("interrupted: what was traced until then is in the run folder", file=sys.stderr)
         sys.exit(130)
@@ -184,18 +184,11 @@ def main() -> None:
         _give_up(error)
 
 
-def _compose_and_run() -> None:
+def _compose_and_run(arguments: list[str]) -> None:
     # Hydra would print and exit by itself; told so, it lets errors through to be explained here.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    while True:
-        try:
-            _app()
-            return
-        except ConfigCompositionException as error:
-            completed = overrides.complete(sys.argv[1:], error)
-            if completed is None:
-                raise
-        sys.argv[1:] = completed
+    sys.argv[1:] = arguments
+    _app()
 
 
 def _give_up(error: Exception) -> NoReturn:

@@ -25,9 +25,10 @@ class Comparison(Callback):
         told, failed = _gather(jobs)
         _save(folder, told, failed)
         if told:
-            report.console().print(report.comparison(told, title=str(folder)))
+            report.console().print(report.comparison(told))
         for labels, problem in failed:
             print(f"failed: {_name(labels)}: {problem}", file=sys.stderr)
+        print(f"Jobs, sweep.csv and sweep.json: {folder}")
         print(json.dumps({"sweep_dir": str(folder), "jobs": len(told), "failed": len(failed)}), flush=True)
         if failed:
             sys.exit(2)

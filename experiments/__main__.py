@@ -1,0 +1,44 @@
+"""Commands about runs that are over: `python -m experiments parity RUN_DIR ...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from experiments.errors import explain
+from experiments.parity import prove
+from playground.check.parity import Divergence
+
+
+def main() -> int:
+    """0: all decisions are identical. 1: they are not. 2: a folder that cannot be replayed."""
+    arguments = _parser().parse_args()
+    try:
+        return max(_parity(folder) for folder in arguments.run_dirs)
+    except Exception as error:
+        if (line := explain(error)) is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        return 2
+
+
+def _parity(run_dir: Path) -> int:
+    try:
+        print(f"{run_dir}: {prove(run_dir)}")
+    except Divergence as divergence:
+        print(f"{run_dir}: NOT identical: {divergence}")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m experiments", description="Commands about runs that are over.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parity = commands.add_parser("parity", help="replay runs through the simulator and compare every decision")
+    parity.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a run")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
