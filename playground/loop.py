@@ -9,29 +9,15 @@ from math import inf
 from typing import Protocol
 
 from playground.backend import Backend
-from playground.core import Abort, Arrive, Done, Step
+from playground.core import Abort, Done, Request, Step
 from playground.scheduler import Ended, Event, Group, Scheduler
-
-
-class Source(Protocol):
-    """Where requests come from."""
-
-    def due(self) -> float:
-        """When the next known event is due, in seconds; `inf` if none is known now."""
-        ...
-
-    def take(self, now: float) -> list[Arrive | Abort]:
-        """Everything due by `now`, in order."""
-        ...
-
-    def finished(self, request: int, now: float) -> None:
-        """A request ended: finished, rejected or aborted. Closed loops answer with later arrivals."""
-        ...
+from playground.workload.source import Source
 
 
 class Recorder(Protocol):
     """What the loop tells a trace."""
 
+    def arrived(self, request: Request) -> None: ...
     def looked(self, now: float, commits: int) -> None: ...
     def launched(self, step: Step, group: Group) -> None: ...
     def committed(self, done: Done, step: Step) -> None: ...
@@ -75,7 +61,7 @@ def _plan(
 
     (whether anything but a launch happened, whether a step was launched)
     """
-    changed = _take_in(source, scheduler, now)
+    changed = _take_in(source, scheduler, recorder, now)
     asked = [group for group in scheduler.groups if scheduler.open(group)]
     changed |= _tell(source, scheduler, recorder)
     if changed or asked:
@@ -91,13 +77,14 @@ def _plan(
     return changed, launched
 
 
-def _take_in(source: Source, scheduler: Scheduler, now: float) -> bool:
+def _take_in(source: Source, scheduler: Scheduler, recorder: Recorder, now: float) -> bool:
     if source.due() > now:
         return False
     for event in source.take(now):
         if isinstance(event, Abort):
             scheduler.abort(event.request, now)
         else:
+            recorder.arrived(event.request)
             scheduler.arrive(event.request, now)
     return True
 

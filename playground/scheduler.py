@@ -363,7 +363,7 @@ class Scheduler:
             rank.settle(sequence)
 
     def _return_tokens(self, sequence: Sequence, part: Slice, done: Done) -> None:
-        count = len(done.tokens[part.sequence])
+        count = len(done.tokens.get(part.sequence, ()))
         surplus = done.count + part.drafted - count
         if surplus < 0 or count < 1:
             raise ValueError(

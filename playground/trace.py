@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from playground.core import Done, Step
+from playground.core import Done, Request, Step
 from playground.scheduler import Ended, Event, Group
 
 VERSION = 1
@@ -84,15 +84,41 @@ REQUESTS = pa.schema(
         "ttft_slo": _F,
         "tpot_slo": _F,
         "e2el_slo": _F,
-        "known_output_length": _I,  # what the workload said would come, if it did
+    }
+)
+"""A row is written when a request ends."""
+ARRIVALS = pa.schema(
+    {
+        "look": _L,  # at which look it was taken in
+        "id": _L,
+        "arrival": _F,
+        "prompt_length": _I,
+        "max_tokens": _I,
+        "output_length": _I,  # what the workload says will come, if it does
+        "priority": _I,
+        "tenant": _S,
+        "session": _S,
+        "ttft_slo": _F,
+        "tpot_slo": _F,
+        "e2el_slo": _F,
         "hash_block": _I,
         "hashes": pa.list_(_L),
     }
 )
+"""A row is written when a request arrives: the workload as it happened."""
 LOOKS = pa.schema({"now": _F, "commits": _L})
-EVENTS = pa.schema({"now": _F, "kind": _S, "sequence": _L, "rank": _I, "detail": _S})
+"""Every reading of the clock that a decision saw, and how many completions were known by then: with these, and the
+order of `steps`, which is the order of commits, a run can be replayed decision by decision."""
+EVENTS = pa.schema({"now": _F, "look": _L, "kind": _S, "sequence": _L, "rank": _I, "detail": _S})
 
-SCHEMAS = {"steps": STEPS, "slices": SLICES, "requests": REQUESTS, "looks": LOOKS, "events": EVENTS}
+SCHEMAS = {
+    "steps": STEPS,
+    "slices": SLICES,
+    "requests": REQUESTS,
+    "arrivals": ARRIVALS,
+    "looks": LOOKS,
+    "events": EVENTS,
+}
 
 
 class _Table:
@@ -157,7 +183,9 @@ class Trace:
         self._tables = {name: _Table(self.folder, name) for name in SCHEMAS}
         self._flush_every = flush_every
         self._open: dict[int, tuple[Any, ...]] = {}
+        self._lanes_left: dict[int, int] = {}
         self._preempted: dict[int, int] = {}
+        self._looks = 0
         self._closed = False
 
     def __enter__(self) -> Trace:
@@ -180,7 +208,12 @@ class Trace:
 
     # --- what the loop says
 
+    def arrived(self, request: Request) -> None:
+        # The look that is being taken is counted when it is over.
+        self._tables["arrivals"].rows.append(_arrival_row(request, self._looks))
+
     def looked(self, now: float, commits: int) -> None:
+        self._looks += 1
         self._tables["looks"].rows.append((now, commits))
 
     def launched(self, step: Step, group: Group) -> None:
@@ -191,6 +224,7 @@ class Trace:
             sum(rank.pool.free for rank in ranks),
             sum(self._preempted.pop(rank.index, 0) for rank in ranks),
         )
+        self._lanes_left[step.id] = len(step.lanes)
         if step.repeat == 1:
             self._add_slices(step)
 
@@ -202,8 +236,9 @@ class Trace:
         if step.repeat > 1:
             self._add_slices(step)
         queues = self._open[step.id]
-        if done.lane == step.lanes[-1] or len(step.lanes) == 1:
-            queues = self._open.pop(step.id)
+        self._lanes_left[step.id] -= 1
+        if not self._lanes_left[step.id]:  # lanes come back in any order
+            del self._open[step.id], self._lanes_left[step.id]
         rows = self._tables["steps"].rows
         rows.append(_step_row(done, step, queues))
         if len(rows) >= self._flush_every:
@@ -212,7 +247,9 @@ class Trace:
     def happened(self, event: Event) -> None:
         if event.kind in ("recompute", "swap"):
             self._preempted[event.rank] = self._preempted.get(event.rank, 0) + 1
-        self._tables["events"].rows.append((event.now, event.kind, event.sequence, event.rank, event.detail))
+        self._tables["events"].rows.append(
+            (event.now, self._looks, event.kind, event.sequence, event.rank, event.detail)
+        )
 
     def ended(self, ended: Ended) -> None:
         rows = self._tables["requests"].rows
@@ -272,7 +309,23 @@ def _request_row(ended: Ended) -> tuple[Any, ...]:
         request.slo.ttft,
         request.slo.tpot,
         request.slo.e2el,
+    )
+
+
+def _arrival_row(request: Request, look: int) -> tuple[Any, ...]:
+    return (
+        look,
+        request.id,
+        request.arrival,
+        request.prompt_length,
+        request.max_tokens,
         request.output_length,
+        request.priority,
+        request.tenant,
+        request.session,
+        request.slo.ttft,
+        request.slo.tpot,
+        request.slo.e2el,
         request.hash_block,
         request.hashes,
     )
@@ -293,6 +346,7 @@ def read(run: Path | str, table: str, columns: list[str] | None = None) -> pa.Ta
 class NoTrace:
     """Keeps nothing."""
 
+    def arrived(self, request: Request) -> None: ...
     def looked(self, now: float, commits: int) -> None: ...
     def launched(self, step: Step, group: Group) -> None: ...
     def committed(self, done: Done, step: Step) -> None: ...

@@ -7,9 +7,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("MPLBACKEND", "Agg")
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers that each take all cores slow one another down.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Threads of several processes that spin for one another's cores make tiny tensors many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings

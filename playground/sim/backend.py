@@ -56,11 +56,20 @@ class Modelled:
         if len(step.lanes) == 1 and not step.copies:
             shapes = _shapes(step.slices)
             return StepTimes(self._host(shapes), {step.lanes[0]: self._lane(shapes)})
-        lanes = {lane: self._lane(_shapes(part for part in step.slices if part.lane == lane)) for lane in step.lanes}
-        for lane in dict.fromkeys(copy.lane for copy in step.copies):
-            blocks = sum(len(copy.source) for copy in step.copies if copy.lane == lane)
-            lanes[lane] = LaneTimes((self._cost.copy(blocks),))
+        copied = dict.fromkeys([copy.lane for copy in step.copies])
+        lanes = {
+            lane: self._copies(step, lane) if lane in copied else self._lane(_shapes(_in_lane(step.slices, lane)))
+            for lane in step.lanes
+        }
         return StepTimes(self._host(_shapes(step.slices)), lanes)
+
+    def _copies(self, step: Step, lane: str) -> LaneTimes:
+        """Every rank has a copy engine of its own."""
+        blocks: dict[int, int] = {}
+        for copy in step.copies:
+            if copy.lane == lane:
+                blocks[copy.rank] = blocks.get(copy.rank, 0) + len(copy.source)
+        return LaneTimes((max(map(self._cost.copy, blocks.values())),))
 
     def _lane(self, shapes: list[Shape]) -> LaneTimes:
         cost = self._cost
@@ -80,6 +89,10 @@ class Modelled:
         while True:
             shape = shape.tick()
             yield cost.host(shape), cost.stage(shape, 0).device_time
+
+
+def _in_lane(slices: Iterable[Slice], lane: str) -> Iterator[Slice]:
+    return (part for part in slices if part.lane == lane)
 
 
 def _shapes(slices: Iterable[Slice]) -> list[Shape]:
