@@ -34,7 +34,7 @@ def latency_figure(runs: Mapping[str, Tables]) -> Figure:
             _ecdf(axis, latencies(_finished(tables))[metric].dropna().to_numpy(), name)
         axis.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
         _log_if_wide(axis)
-    axes[0].legend(frameon=False)
+    _legend(figure, axes[0])
     return figure
 
 
@@ -43,10 +43,11 @@ def tokens_figure(runs: Mapping[str, Tables]) -> Figure:
     figure, axes = _panels(len(runs), 1, width=10, height=2.2 * len(runs) + 0.6)
     for axis, (name, tables) in zip(axes, runs.items(), strict=True):
         steps = tables.steps
-        axis.plot(steps["started"], steps["prefill_tokens"], ".", markersize=2, label="prefill")
-        axis.plot(steps["started"], steps["decode_tokens"], ".", markersize=2, label="decode")
+        for kind in ("prefill", "decode"):
+            some = steps[steps[f"{kind}_tokens"] > 0]
+            axis.plot(some["started"], some[f"{kind}_tokens"], ".", markersize=2, label=kind)
         axis.set(title=name, ylabel="tokens a step")
-    axes[0].legend(frameon=False, markerscale=4)
+    _legend(figure, axes[0], markerscale=4)
     axes[-1].set_xlabel("time (s)")
     return figure
 
@@ -58,7 +59,7 @@ def kv_figure(runs: Mapping[str, Tables]) -> Figure:
         usage = kv_usage(tables.steps, tables.blocks).sort_values("time")
         axis.step(usage["time"], usage["used"], where="post", linewidth=0.8, label=name)
     axis.set(xlabel="time (s)", ylabel="share of KV blocks in use", ylim=(0, 1.02))
-    axis.legend(frameon=False)
+    _legend(figure, axis)
     return figure
 
 
@@ -71,6 +72,13 @@ def _panels(rows: int, columns: int, width: float, height: float) -> tuple[Figur
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=columns == 1)
     return figure, list(axes.flat)
+
+
+def _legend(figure: Figure, axis: Axes, **options: float) -> None:
+    """Above the panels, where it hides nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, **options)
 
 
 def _ecdf(axis: Axes, values: np.ndarray, name: str) -> None:

@@ -71,7 +71,9 @@ class Quickstart:
     def _where_it_does_not_matter(self, composer: Composer) -> str:
         idle = self._compare(composer, "idle", self.idle)
         spread = _spread(idle, "mean_e2el_ms")
-        return f"Where it would not matter: {' '.join(self.idle)}: there mean latencies differ by {spread:.1%} only."
+        return (
+            f"Where it would not matter: {' '.join(self.idle)}; there the slowest takes {spread - 1:.1%} longer only."
+        )
 
     def _plot(self, folder: Path) -> None:
         try:
@@ -91,10 +93,11 @@ def _show(summaries: dict[str, Summary], title: str) -> None:
 
 def _differences(summaries: dict[str, Summary]) -> str:
     best = min(summaries, key=lambda policy: float(summaries[policy]["mean_e2el_ms"]))
-    return f"{best} answers soonest; mean latencies differ by {_spread(summaries, 'mean_e2el_ms'):.0%}."
+    spread = _spread(summaries, "mean_e2el_ms")
+    return f"{best} answers soonest; under the slowest policy an answer takes {spread:.1f} times as long on average."
 
 
 def _spread(summaries: dict[str, Summary], metric: str) -> float:
-    """How much larger the largest is than the smallest."""
+    """How many times the smallest the largest is."""
     values = [float(summary[metric]) for summary in summaries.values()]
-    return max(values) / min(values) - 1
+    return max(values) / min(values)
