@@ -47,7 +47,7 @@ class Engine:
         _check_torch()
         from engine.load import load_model
 
-        return load_model(_folder(self.checkpoint or plan.checkpoint), self.dtype, self.device, self.kernels)
+        return load_model(checkpoint_folder(self.checkpoint or plan.checkpoint), self.dtype, self.device, self.kernels)
 
     def where(self, plan: Plan) -> str:
         return self.device
@@ -70,7 +70,7 @@ class Costed:
         return self.simulated.where(plan)
 
 
-def _folder(checkpoint: str) -> Path:
+def checkpoint_folder(checkpoint: str) -> Path:
     """The names that the engine prepares itself, else a folder."""
     if checkpoint == "tiny":
         from engine.tiny import tiny

@@ -47,8 +47,8 @@ def serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Reco
                 continue
             if due == inf:
                 raise _stuck(scheduler)
+        fruitless = 0  # time goes on
         if done := backend.wait(due):
-            fruitless = 0
             commits += 1
             recorder.committed(done, scheduler.commit(done))
             _tell(source, scheduler, recorder)

@@ -150,12 +150,13 @@ class Scheduler:
         if request.id in self._requests:
             raise ValueError(f"request {request.id} arrived twice: ids must be unique among unfinished requests")
         self._requests[request.id] = request
-        if why := self._impossible(request):
+        if why := self.impossible(request):
             self._finish(Sequence(request, 0), now, "rejected", why)
         elif not self._place(request, now):
             self._held.append(request)
 
-    def _impossible(self, request: Request) -> str | None:
+    def impossible(self, request: Request) -> str | None:
+        """Why a request could never be served, however idle the system; None if it could."""
         spec, most = self.spec, request.prompt_length + request.max_tokens - 1
         if most > spec.max_length:
             return f"prompt {request.prompt_length} + max_tokens {request.max_tokens} exceeds {spec.max_length} tokens"
@@ -265,7 +266,8 @@ class Scheduler:
         copies = tuple(copy for draft in drafts for copy in draft.copies)
         starts = tuple(self._first_seen(group, slices))
         ends, group.ends = tuple(group.ends), []
-        dummies = tuple(draft.rank for draft in drafts if draft.empty) if self.spec.lockstep else ()
+        computing = {part.rank for part in slices} if self.spec.lockstep else ()
+        dummies = tuple(rank.index for rank in group.ranks if rank.index not in computing) if computing else ()
         repeat = self._repeat(group, drafts, slices, copies) if self.spec.repeats else 1
         step = Step(self._steps, group.index, now, slices, copies, starts, ends, dummies, repeat)
         self._steps += 1
