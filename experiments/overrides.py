@@ -53,7 +53,7 @@ def _prune(config: DictConfig, path: str, named: Sequence[str]) -> None:
 
 
 def completing(attempt: Callable[[list[str]], T], arguments: Sequence[str]) -> T:
-    """Try, and try again with a + before each option that its part takes though the YAML does not list it."""
+    """Try, and try again with ++ before each option that its part takes though the YAML does not list it."""
     given = list(arguments)
     while True:
         try:
@@ -71,7 +71,7 @@ def _complete(arguments: Sequence[str], error: BaseException) -> list[str] | Non
     if not isinstance(cause, OmegaConfBaseException) or not isinstance(cause.parent_node, DictConfig):
         return None
     node = cause.parent_node
-    completed = [f"+{argument}" if _taken(argument, node) else argument for argument in arguments]
+    completed = [f"++{argument}" if _taken(argument, node) else argument for argument in arguments]
     return completed if completed != list(arguments) else None
 
 

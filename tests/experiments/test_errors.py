@@ -1,0 +1,92 @@
+"""Whatever a user gets wrong: one line that names option, value and fix, exit code 2, no traceback."""
+
+import pytest
+
+CASES = {
+    # groups
+    ("policy=foo",): "policy=foo: no such option; choose one of: chunked_prefill",
+    ("policy=chunked_prefil",): "did you mean chunked_prefill?",
+    ("policy/victims=larges",): "policy/victims=larges: no such option; did you mean largest?",
+    ("policy/victim=largest",): "there is no group policy/victim",
+    ("polcy=orca",): "polcy=orca: unknown option; did you mean policy?",
+    ("device=h999",): "device=h999: no such option; choose one of: a100_40",
+    ("backend=gpu",): "backend=gpu: no such option",
+    ("model=nope",): "model=nope: no such option",
+    ("+experiment=nope",): "experiment=nope: no such option",
+    ("experiment=quickstart",): "add it with +experiment=",
+    ("+policy=orca",): "policy is set twice",
+    ("policy=orca,static",): "policy=orca,static: several values are a sweep: add -m",
+    ("policy=null",): "policy=null: a group takes the name of one of its options",
+    ("~policy",): "policy is required",
+    ("-m", "policy=orca,foo"): "policy=foo: no such option",
+    # options
+    ("workload.rat=3",): "workload.rat=3: unknown option; did you mean rate?",
+    ("kv.blok=3",): "kv.blok=3: unknown option; did you mean blocks?",
+    ("+policy.foo=1",): "policy.foo: Composed has no such option",
+    ("policy.budget.token=3",): "policy.budget.token=3: unknown option; did you mean tokens?",
+    ("seed=abc",): "seed=abc must be a whole number",
+    ("limits.max_seqs=1.5",): "limits.max_seqs=1.5 must be a whole number",
+    ("kv.prefix_cache=perhaps",): "kv.prefix_cache=perhaps must be true or false",
+    ("foo",): "'foo' cannot be read: write GROUP=OPTION or KEY.PATH=VALUE",
+    ("workload.rate=[1",): "'workload.rate=[1' cannot be read",
+    ("--frobnicate",): "--frobnicate: no such flag",
+    ("--config-dir", "/no/such"): "--config-dir: Additional config directory '/no/such' not found",
+    # impossible settings
+    ("kv.block_size=0",): "kv.block_size=0 must be at least 1",
+    ("kv.blocks=0",): "kv.blocks=0 must be at least 1",
+    ("seed=-1",): "seed=-1 must be 0 or more",
+    ("workload.rate=0",): "workload.rate=0 must be greater than 0",
+    ("workload.rate=-1",): "workload.rate=-1 must be greater than 0",
+    ("workload.rate=abc",): "workload.rate=abc must be a number",
+    ("workload.requests=0",): "workload.requests=0 must be at least 1",
+    ("parallel.tp=3",): "parallel.tp=3 must divide the model's 32 heads",
+    ("parallel.stages=99",): "parallel.stages=99 must lie in 1..32",
+    ("parallel.stages=0",): "parallel.stages=0 must be at least 1",
+    ("limits.max_tokens=0",): "limits.max_tokens=0 must be at least 1",
+    ("device.peak_flops=0",): "device.peak_flops=0 must be greater than 0",
+    ("model=llama-3.1-70b", "device=rtx4090"): "device=RTX4090 has 23.2 GB to use",
+    ("queueing.requeue=middle",): "queueing.requeue=middle must be front or back",
+    ("slo.ttft=-1",): "slo.ttft=-1.0 must be more than 0 seconds",
+    ("policy.overlap.run_ahead=0",): "policy.overlap.run_ahead=0 must be at least 1",
+    ("policy.budget.tokens=-5",): "policy.budget.tokens=-5 must be at least 1",
+    ("backend.cost.skew=7",): "backend.cost.skew=7 must lie in 0..1",
+    ("backend.lane_gain=2",): "backend.lane_gain=2 must lie in [0, 1]",
+    ("logger=wandb", "logger.mode=loud"): "logger.mode=loud must be offline, online or disabled",
+    ("backend=engine", "model=tiny", "parallel=pp2"): "parallel.stages=2: backend=engine has one device so far",
+    ("backend=engine", "model=llama-3.1-8b"): "model.path=llama-3.1-8b: the engine needs a Hugging Face folder",
+    # a prompt that can never fit
+    ("kv.blocks=1", "workload.requests=5"): "5 of 5 requests were rejected, the first since prompt",
+    # files and imports
+    ("workload=saved",): "workload.path is required: give workload.path=...",
+    ("workload=saved", "workload.path=/no/file.jsonl"): "workload.path=/no/file.jsonl: there is no such file",
+    ("model.path=/no/such",): "model.path=/no/such: no such folder, file or model",
+    ("run_dir=/proc/nope",): "run_dir=/proc/nope: No such file or directory; choose a folder",
+    ("hydra.run.dir=/proc/nope",): "hydra.run.dir=/proc/nope: No such file or directory",
+    ("policy._target_=mypkg.Mine",): "policy._target_=mypkg.Mine: cannot be imported (No module named 'mypkg')",
+    ("policy.budget._target_=policies.budget.Nope",): "policy.budget._target_=policies.budget.Nope: cannot be imported",
+}
+
+
+@pytest.mark.parametrize("arguments", CASES, ids=" ".join)
+def test_one_line_and_exit_code_2(playground, arguments):
+    outcome = playground(*arguments)
+    assert outcome.code == 2, outcome.err
+    lines = outcome.err.strip().splitlines()
+    assert len(lines) == 1, outcome.err
+    assert lines[0].startswith("error: ")
+    assert CASES[arguments] in lines[0]
+
+
+def test_a_folder_without_results_says_why(playground):
+    outcome = playground("workload.rate=0", "hydra.run.dir=here")
+    assert outcome.code == 2
+    assert (outcome.folder / "here" / "error.txt").read_text() == "workload.rate=0 must be greater than 0\n"
+
+
+def test_a_bug_keeps_its_traceback(playground, monkeypatch):
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("experiments.run.serve", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        playground()

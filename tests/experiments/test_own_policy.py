@@ -1,0 +1,110 @@
+"""A policy, or one choice of it, from a user's own package, with no change to this repository."""
+
+import sys
+
+import pytest
+
+SMALL = ("workload.requests=12", "workload.rate=20", "kv.blocks=600")
+
+PACKAGE = '''
+from dataclasses import dataclass
+
+from policies.composed import Admissions, Decodes
+
+
+@dataclass(frozen=True)
+class OneAtATime:
+    """Serve the oldest request alone."""
+
+    patience: int = 1
+
+    def fill(self, draft):
+        for sequence in [*draft.running.values(), *draft.waiting][: self.patience]:
+            draft.take(sequence, draft.spec.max_tokens)
+
+    def place(self, request, view):
+        return 0
+
+    def run_ahead(self, spec):
+        return 1
+
+    def steady(self, draft):
+        return 0
+
+
+@dataclass(frozen=True)
+class MyBudget:
+    rows: int = 2
+
+    def phases(self, draft):
+        yield Decodes()
+        yield Admissions(tokens=256, rows=self.rows)
+'''
+
+
+@pytest.fixture
+def mypkg(tmp_path, monkeypatch):
+    package = tmp_path / "site" / "mypkg"
+    (package / "conf" / "policy").mkdir(parents=True)
+    (package / "__init__.py").write_text(PACKAGE)
+    (package / "conf" / "__init__.py").touch()
+    (package / "conf" / "policy" / "mine.yaml").write_text("_target_: mypkg.OneAtATime\npatience: 2\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    yield package
+    for name in [name for name in sys.modules if name.split(".")[0] == "mypkg"]:
+        del sys.modules[name]
+
+
+def config(outcome):
+    return (outcome.run_dir / "config.yaml").read_text()
+
+
+def test_a_whole_policy_by_its_name(playground, mypkg):
+    outcome = playground(*SMALL, "policy._target_=mypkg.OneAtATime")
+    assert outcome.code == 0, outcome.err
+    assert outcome.last["completed"] == 12
+    # The choices of the policy that it replaces are gone.
+    assert "policies." not in config(outcome)
+
+
+def test_with_options_of_its_own(playground, mypkg):
+    outcome = playground(*SMALL, "policy._target_=mypkg.OneAtATime", "policy.patience=3")
+    assert outcome.code == 0, outcome.err
+    assert "patience: 3" in config(outcome)
+
+
+def test_its_options_are_checked(playground, mypkg):
+    outcome = playground(*SMALL, "policy._target_=mypkg.OneAtATime", "+policy.patients=3")
+    assert outcome.code == 2
+    assert outcome.err == "error: policy.patients: OneAtATime has no such option; did you mean patience?\n"
+
+
+def test_one_choice_of_a_policy(playground, mypkg):
+    outcome = playground(*SMALL, "policy=token_throttling", "policy.budget._target_=mypkg.MyBudget")
+    assert outcome.code == 0, outcome.err
+    assert outcome.last["completed"] == 12
+
+
+def test_from_a_folder_of_yaml(playground, mypkg):
+    outcome = playground("--config-dir", str(mypkg / "conf"), *SMALL, "policy=mine")
+    assert outcome.code == 0, outcome.err
+    assert "patience: 2" in config(outcome)
+
+
+def test_from_an_installed_package(playground, mypkg):
+    """Its entry point alone makes `policy=mine` an option, beside ours."""
+    metadata = mypkg.parent / "mypkg-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mypkg\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[playground.configs]\nmypkg = mypkg.conf\n")
+    outcome = playground(*SMALL, "policy=mine")
+    assert outcome.code == 0, outcome.err
+    assert "mypkg.OneAtATime" in config(outcome)
+    assert "mine" in playground("--help").out
+
+
+def test_a_policy_that_does_nothing_is_an_error_and_not_a_hang(playground, mypkg):
+    (mypkg / "__init__.py").write_text(PACKAGE.replace("draft.take(sequence, draft.spec.max_tokens)", "pass"))
+    outcome = playground(*SMALL, "policy._target_=mypkg.OneAtATime")
+    assert outcome.code == 2
+    assert "OneAtATime placed nothing" in outcome.err
