@@ -6,11 +6,11 @@ It never sleeps and reads no clock but the backend's; it knows no policy and no 
 from __future__ import annotations
 
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from playground.backend import Backend
 from playground.core import Abort, Done, Request, Step
-from playground.scheduler import Ended, Event, Group, Scheduler
+from playground.scheduler import SEND, Ended, Event, Group, Scheduler
 from playground.workload.source import Source
 
 
@@ -34,15 +34,19 @@ def serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Reco
     commits = fruitless = 0
     while True:
         now = backend.now()
-        changed, launched = _plan(source, scheduler, backend, recorder, now, commits)
-        if launched:  # keep the pipe full before blocking
+        planned = _plan(source, scheduler, backend, recorder, now, commits)
+        if planned.launched:
             fruitless = 0
+            if any(map(scheduler.open, scheduler.groups)):  # keep the pipe full before blocking
+                continue
+        elif planned.sent:  # to a group that may have been asked before
+            fruitless = _count_fruitless(fruitless, scheduler)
             continue
         due = min(source.due(), scheduler.wake)
         if not scheduler.in_flight:
             if due == inf and not scheduler.live:
                 return
-            if changed or due <= now:
+            if planned.moved or due <= now:
                 fruitless = _count_fruitless(fruitless, scheduler)
                 continue
             if due == inf:
@@ -54,27 +58,33 @@ def serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Reco
             _tell(source, scheduler, recorder)
 
 
+class _Planned(NamedTuple):
+    """What came of one look: was a step launched, a sequence sent to another rank, anything else decided?"""
+
+    launched: bool
+    sent: bool
+    moved: bool
+
+
 def _plan(
     source: Source, scheduler: Scheduler, backend: Backend, recorder: Recorder, now: float, commits: int
-) -> tuple[bool, bool]:
-    """One look at the clock: what is due comes in, and every group that may launch a step is asked for one.
-
-    (whether anything but a launch happened, whether a step was launched)
-    """
+) -> _Planned:
+    """One look at the clock: what is due comes in, and every group that may launch a step is asked for one."""
     changed = _take_in(source, scheduler, recorder, now)
     asked = [group for group in scheduler.groups if scheduler.open(group)]
     changed |= _tell(source, scheduler, recorder)
     if changed or asked:
         recorder.looked(now, commits)
-    launched = False
+    launched = sent = moved = False
     for group in asked:
         step = scheduler.next_step(group, now)
-        changed |= _tell(source, scheduler, recorder)
+        sent |= any(event.kind == SEND for event in scheduler.events)
+        moved |= _tell(source, scheduler, recorder)
         if step:
             recorder.launched(step, group)
             backend.launch(step)
             launched = True
-    return changed, launched
+    return _Planned(launched, sent, moved)
 
 
 def _take_in(source: Source, scheduler: Scheduler, recorder: Recorder, now: float) -> bool:

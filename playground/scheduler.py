@@ -31,9 +31,13 @@ class Ended:
     why: str = ""
 
 
+SEND = "send"
+"""The kind of event that a sequence's move to another rank is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something a step's slices do not show: a preemption, a rejection, an abort, a copy that ended."""
+    """Something a step's slices do not show: a preemption, a rejection, an abort, a move, a copy that ended."""
 
     now: float
     kind: str
@@ -147,7 +151,7 @@ class Scheduler:
 
     def arrive(self, request: Request, now: float) -> None:
         """Take a request in, or reject it if it could never be served."""
-        if request.id in self._requests:
+        if request.id in self._requests or any(request.id in rank.limbo for rank in self.ranks):
             raise ValueError(f"request {request.id} arrived twice: ids must be unique among unfinished requests")
         self._requests[request.id] = request
         if why := self.impossible(request):
@@ -248,6 +252,7 @@ class Scheduler:
             self.events.append(Event(draft.now, "reject", reject.request, draft.rank, reject.why))
             self._finish(self.sequences[reject.request], draft.now, "rejected", reject.why)
         for sequence, rank in draft.sent:
+            self.events.append(Event(draft.now, SEND, sequence.id, draft.rank, f"to rank {rank}"))
             self._send(sequence, rank)
 
     def _send(self, sequence: Sequence, rank: int) -> None:
@@ -293,13 +298,17 @@ class Scheduler:
                 sequence.recomputed += min(part.start + part.length, sequence.target) - part.start
 
     def _repeat(self, group: Group, drafts: list[Draft], slices: tuple[Slice, ...], copies: tuple[Copy, ...]) -> int:
-        """How often the step may be repeated with the same outcome: nothing but decodes, and blocks for all."""
-        if len(drafts) > 1 or self.limit > 1 or copies or self._held:
+        """How often the step may be repeated with the same outcome: nothing but decodes, and blocks for all.
+
+        Only where there is one group: another one's steps would end nearly every stretch, and could send work here.
+        """
+        if len(self.ranks) > 1 or self.limit > 1 or copies:
             return 1
         draft = drafts[0]
         if draft.preempted or draft.rejected or draft.sent or draft.wake_at < inf:
             return 1
-        if any(part.length != 1 or not part.samples or part.drafted for part in slices):
+        lane = slices[0].lane
+        if any(part.length != 1 or not part.samples or part.drafted or part.lane != lane for part in slices):
             return 1
         promised = self.policy.steady(draft)
         return 1 + self._ticks(slices, promised, group.ranks[0]) if promised > 0 else 1
@@ -337,6 +346,9 @@ class Scheduler:
         flight = group.flights[done.step]
         if done.lane not in flight.lanes:
             raise ValueError(f"step {done.step} has no lane {done.lane} in flight")
+        first = next(id for id, flight in group.flights.items() if done.lane in flight.lanes)
+        if first != done.step:
+            raise ValueError(f"step {done.step} came back before step {first} of the same lane, {done.lane}")
         return group, flight
 
     def _commit_slice(self, part: Slice, done: Done, ended: set[int]) -> None:

@@ -126,17 +126,22 @@ class SimBackend:
         self._links = [processors(spec.stages - 1) for _ in spec.groups]
         self._engines = [Processor(self._environment, gain=1.0) for _ in spec.groups]
         """For copies; each direction is a lane that does not feel the other."""
-        self._left: dict[int, int] = {}  # tokens that each sequence still gets
+        self._last: list[dict[int, int]] = [{} for _ in spec.groups]
+        """Length of each sequence of each group when it samples its last token."""
         self._ready: deque[tuple[Done, Step]] = deque()
+        self._launched = self._answered = -1
+        """The last step that was launched, and the last one that had been when `wait` answered last."""
 
     def now(self) -> float:
         return float(self._environment.now)
 
     def launch(self, step: Step) -> None:
+        last = self._last[step.group]
         for id in step.ends:
-            self._left.pop(id, None)
+            last.pop(id, None)
         for request in step.starts:
-            self._left[request.id] = _output_length(request)
+            last[request.id] = request.prompt_length + _output_length(request) - 1
+        self._launched = step.id
         times = self._durations.of(step)
         self._advance(self.now() + times.host)
         launched = _Launched(step, self.now(), times.host)
@@ -149,12 +154,16 @@ class SimBackend:
             following = environment.peek()
             if following > until:
                 self._advance(until)
+                self._answered = self._launched
                 return None
             if following == inf:
                 raise RuntimeError("nothing is in flight and no time to wait for")
             environment.step()
         done, step = self._ready.popleft()
-        return self._repeat(done, step, until) if step.repeat > 1 else done
+        # Whatever was answered since its launch, the caller may have changed its mind.
+        quiet = step.id > self._answered
+        self._answered = self._launched
+        return self._repeat(done, step, until) if quiet and step.repeat > 1 else done
 
     def close(self) -> None:
         """Nothing to stop."""
@@ -169,33 +178,26 @@ class SimBackend:
     def _complete(self, launched: _Launched, lane: str, times: list[tuple[float, float]]) -> None:
         step = launched.step
         if len(step.lanes) == 1:
-            ids = [part.sequence for part in step.slices if part.samples]
+            sampled = [part for part in step.slices if part.samples]
         else:
-            ids = [part.sequence for part in step.slices if part.samples and part.lane == lane]
+            sampled = [part for part in step.slices if part.samples and part.lane == lane]
         done = Done(
             step.id,
             lane,
             launched.launched,
             times[0][0],
             times[-1][1],
-            dict.fromkeys(ids, _TOKEN),
-            self._count_off(ids, 1),
+            dict.fromkeys([part.sequence for part in sampled], _TOKEN),
+            self._ended(step.group, sampled),
             launched.host,
             stages=tuple(times) if len(times) > 1 else (),
         )
         self._ready.append((done, step))
 
-    def _count_off(self, ids: list[int], tokens: int) -> tuple[int, ...]:
-        """Which of these sequences have got their last token now."""
-        left = self._left
-        ended = []
-        for id in ids:
-            if id in left:  # else it ended before: the token comes too late
-                left[id] -= tokens
-                if left[id] == 0:
-                    ended.append(id)
-                    del left[id]
-        return tuple(ended)
+    def _ended(self, group: int, sampled: Iterable[Slice], ticks: int = 0) -> tuple[int, ...]:
+        """Which sequences got their last token, so many repetitions later. A slice beyond that came too late."""
+        last = self._last[group]
+        return tuple([part.sequence for part in sampled if last.get(part.sequence) == part.start + part.length + ticks])
 
     # --- quiet stretches
 
@@ -207,8 +209,8 @@ class SimBackend:
         """
         if done.ended or self._ready:
             return done
-        ids = list(done.tokens)
-        most = min(step.repeat, 1 + min(self._left[id] for id in ids))
+        last = self._last[step.group]
+        most = min(step.repeat, 1 + min(last[part.sequence] - part.start - part.length for part in step.slices))
         following = self._environment.peek()
         ticks = [done.finished]
         ticking = self._durations.ticks(step)
@@ -221,9 +223,9 @@ class SimBackend:
         count = len(ticks)
         if count == 1:
             return done
-        ended = self._count_off(ids, count - 1)
+        ended = self._ended(step.group, step.slices, count - 1)
         self._advance(ticks[-1])
-        tokens = dict.fromkeys(ids, _TOKEN * count)
+        tokens = dict.fromkeys(done.tokens, _TOKEN * count)
         return replace(done, finished=ticks[-1], count=count, ticks=tuple(ticks), tokens=tokens, ended=ended)
 
 

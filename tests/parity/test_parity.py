@@ -133,12 +133,10 @@ class Swapping(Tampered):
 
 
 def test_completions_in_another_order_are_found_out(model: Decoder, tmp_path: Path) -> None:
-    # Prompts only, each in one step: the scheduler itself has no reason to object to the order.
     prompts = [replace(request, max_tokens=1, output_length=1) for request in requests(12, spread=1e-6)]
     policy = Composed(PrefillFirst(128), overlap=Overlap(2))
-    record(tmp_path, policy, Swapping(engine(model)), prompts)
-    with pytest.raises(Divergence):
-        replay(load(tmp_path), fresh(load(tmp_path).spec, Composed(PrefillFirst(128), overlap=Overlap(2))))
+    with pytest.raises(ValueError, match="came back before step"):  # by the scheduler itself
+        record(tmp_path, policy, Swapping(engine(model)), prompts)
 
 
 class Slow(SimBackend):

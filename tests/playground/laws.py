@@ -1,0 +1,290 @@
+"""A recorder that watches a run and fails at the first law that is broken.
+
+It believes nothing but what a backend is told: block tables are rebuilt from the slices and copies alone, and a shadow
+of every KV pool says which token lies where.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from playground.core import COPY_IN, COPY_OUT, Copy, Done, Request, Slice, Spec, Step
+from playground.loop import serve
+from playground.scheduler import Ended, Event, Group, Scheduler
+from playground.sim.backend import Modelled, SimBackend
+from tests.playground.strategies import Scenario
+
+
+@dataclass
+class Table:
+    """A sequence's KV on one rank, as its backend knows it."""
+
+    epoch: int
+    blocks: list[int]
+    tokens: int = 0
+    """Positions that have been asked for."""
+
+
+@dataclass
+class Cell:
+    """One token's place in a block: which token, and whether the slice that computed it has committed."""
+
+    token: object = None
+    known: bool = False
+
+
+class Laws:
+    """Checks while the run goes on; `finish` checks what must hold at its end."""
+
+    def __init__(self, spec: Spec, scheduler: Scheduler) -> None:
+        self.spec = spec
+        self.scheduler = scheduler
+        self.steps: list[Step] = []
+        self.dones: list[Done] = []
+        self.committed_steps: list[Step] = []
+        self.events: list[Event] = []
+        self.outcomes: dict[int, Ended] = {}
+        self.tokens: dict[int, int] = defaultdict(int)
+        self._arrived: set[int] = set()
+        self._flights: dict[int, tuple[Step, set[str]]] = {}
+        self._requests: dict[tuple[int, int], Request] = {}  # by (group, sequence)
+        self._tables: dict[int, Table] = {}
+        self._device: dict[tuple[int, int], list[Cell]] = defaultdict(self._block)
+        self._host: dict[tuple[int, int], list[Cell]] = defaultdict(self._block)
+        self._ordinals: dict[int, int] = defaultdict(int)
+        self._sampled_in: dict[tuple[int, int], int] = {}  # (sequence, position) -> ordinal of the step that samples it
+        self._computed: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+
+    def _block(self) -> list[Cell]:
+        return [Cell() for _ in range(self.spec.block_size)]
+
+    # --- what the loop says
+
+    def arrived(self, request: Request) -> None:
+        assert request.id not in self._arrived
+        self._arrived.add(request.id)
+
+    def looked(self, now: float, commits: int) -> None:
+        assert commits == len(self.dones)
+
+    def launched(self, step: Step, group: Group) -> None:
+        self.scheduler.check()
+        self.steps.append(step)
+        self._ordinals[step.group] += 1
+        for id in step.ends:
+            assert self._requests.pop((step.group, id), None), f"sequence {id} ended, but never started here"
+        for request in step.starts:
+            assert (step.group, request.id) not in self._requests, f"request {request.id} started twice"
+            self._requests[step.group, request.id] = request
+        self._check_limits(step)
+        for part in step.slices:
+            self._check_slice(part, step)
+        for copy in step.copies:
+            self._check_copy(copy)
+        self._flights[step.id] = (step, set(step.lanes))
+        assert sum(flying.group == step.group for flying, _ in self._flights.values()) <= self.scheduler.limit
+
+    def committed(self, done: Done, step: Step) -> None:
+        self.scheduler.check()
+        self.dones.append(done)
+        self.committed_steps.append(step)
+        assert step.planned <= done.launched <= done.started <= done.finished, "time runs backwards"
+        launched, lanes = self._flights[step.id]
+        lanes.remove(done.lane)
+        if not lanes:
+            del self._flights[step.id]
+        self._check_ticks(launched, step, done)
+        for part in step.slices:
+            if part.lane == done.lane:
+                self._commit(part, step, done)
+
+    def happened(self, event: Event) -> None:
+        self.events.append(event)
+
+    def ended(self, ended: Ended) -> None:
+        id = ended.request.id
+        assert id not in self.outcomes, f"request {id} ended twice"
+        self.outcomes[id] = ended
+
+    # --- a step
+
+    def _check_limits(self, step: Step) -> None:
+        for rank in self.scheduler.groups[step.group].ranks:
+            own = [part for part in step.slices if part.rank == rank.index]
+            assert sum(part.length for part in own) <= self.spec.max_tokens
+            assert len(rank.running) <= self.spec.max_seqs
+            idle = self.spec.lockstep and bool(step.slices) and not own
+            assert (rank.index in step.dummies) == idle
+        assert step.slices or step.copies, "a step of nothing"
+        assert step.repeat >= 1 and (self.spec.repeats or step.repeat == 1)
+
+    def _check_slice(self, part: Slice, step: Step) -> None:
+        request = self._requests.get((step.group, part.sequence))
+        assert request, f"sequence {part.sequence} is unknown to its backend"
+        assert request.id not in self.outcomes, f"sequence {request.id} goes on after its end"
+        assert request.id in self._arrived and request.arrival <= step.planned, (
+            f"request {request.id} was served before it arrived"
+        )
+        table = self._table_of(part, request)
+        assert part.start == table.tokens, f"sequence {request.id}: positions are not contiguous"
+        assert part.length >= 1
+        table.tokens += part.length
+        assert len(table.blocks) >= self.spec.blocks_for(table.tokens), "KV without blocks"
+        self._check_input_is_known(part, request, step)
+        self._write(part, request, table)
+        self._check_kv(part, request, table)
+        for position in range(part.start, table.tokens):
+            self._computed[request.id][position] += 1
+
+    def _table_of(self, part: Slice, request: Request) -> Table:
+        table = self._tables.get(part.sequence)
+        if table and table.epoch == part.epoch:
+            table.blocks.extend(part.blocks)
+            return table
+        assert table is None or part.epoch > table.epoch, "an epoch came back"
+        table = self._tables[part.sequence] = Table(part.epoch, list(part.blocks), part.start)
+        # What the prefix cache gave: whole blocks, computed and known to be.
+        assert part.start % self.spec.block_size == 0
+        for position in range(part.start):
+            cell = self._cell(part.rank, table, position)
+            assert cell.token == identity(request, position), f"sequence {request.id}: a wrong prefix"
+            assert cell.known, f"sequence {request.id}: a prefix was shared before its slice committed"
+        return table
+
+    def _cell(self, rank: int, table: Table, position: int) -> Cell:
+        block, offset = divmod(position, self.spec.block_size)
+        return self._device[rank, table.blocks[block]][offset]
+
+    def _write(self, part: Slice, request: Request, table: Table) -> None:
+        size = self.spec.block_size
+        for position in range(part.start, part.start + part.length):
+            block = table.blocks[position // size]
+            assert not self._held_by_another(part.rank, block, part.sequence), f"block {block} is still in use"
+            self._device[part.rank, block][position % size] = Cell(identity(request, position))
+
+    def _held_by_another(self, rank: int, block: int, sequence: int) -> bool:
+        """By a step in flight: freed too early."""
+        for step, lanes in self._flights.values():
+            for part in step.slices:
+                if part.rank == rank and part.sequence != sequence and part.lane in lanes:
+                    table = self._tables[part.sequence]
+                    if table.epoch == part.epoch and block in table.blocks:
+                        return True
+            for copy in step.copies:
+                on_device = copy.source if copy.lane == COPY_OUT else copy.target
+                if copy.rank == rank and copy.lane in lanes and block in on_device:
+                    return True
+        return False
+
+    def _check_kv(self, part: Slice, request: Request, table: Table) -> None:
+        for position in range(table.tokens):
+            token = self._cell(part.rank, table, position).token
+            assert token == identity(request, position), f"sequence {request.id}: position {position} holds {token}"
+
+    def _check_input_is_known(self, part: Slice, request: Request, step: Step) -> None:
+        ordinal = self._ordinals[step.group]
+        for position in range(max(part.start, request.prompt_length), part.start + part.length):
+            if position - request.prompt_length < self.tokens[request.id]:
+                continue
+            assert self.spec.forwards_tokens, f"sequence {request.id}: position {position} is not known yet"
+            sampled = self._sampled_in[request.id, position]
+            assert ordinal - sampled >= self.spec.stages, (
+                f"sequence {request.id}: position {position} stalls the pipeline"
+            )
+        if part.samples:
+            self._sampled_in[request.id, part.start + part.length] = ordinal
+            produced = part.start + part.length - request.prompt_length + 1
+            assert 1 <= produced <= request.max_tokens, f"sequence {request.id} gets {produced} tokens"
+
+    def _check_copy(self, copy: Copy) -> None:
+        table = self._tables[copy.sequence]
+        assert copy.epoch > table.epoch and len(copy.source) == len(copy.target)
+        assert copy.lane in (COPY_OUT, COPY_IN)
+        to_host = copy.lane == COPY_OUT
+        source, target = (self._device, self._host) if to_host else (self._host, self._device)
+        if not to_host:
+            for block in copy.target:
+                assert not self._held_by_another(copy.rank, block, copy.sequence)
+        expected = table.blocks[: self.spec.blocks_for(table.tokens)]
+        assert list(copy.source) == expected, "not what the sequence has"
+        for here, there in zip(copy.source, copy.target, strict=True):
+            target[copy.rank, there] = [Cell(cell.token) for cell in source[copy.rank, here]]
+        self._tables[copy.sequence] = Table(copy.epoch, list(copy.target), table.tokens)
+
+    # --- a completion
+
+    def _commit(self, part: Slice, step: Step, done: Done) -> None:
+        request = self._requests.get((step.group, part.sequence))
+        table = self._tables[part.sequence]
+        if table.epoch == part.epoch:
+            for position in range(part.start, part.start + part.length):
+                self._cell(part.rank, table, position).known = True
+        if part.samples and request and (ended := self.outcomes.get(part.sequence)) is None:
+            self.tokens[part.sequence] += len(done.tokens[part.sequence])
+            assert self.tokens[part.sequence] <= request.max_tokens, ended
+
+    def _check_ticks(self, launched: Step, step: Step, done: Done) -> None:
+        """Repetitions were recorded as if each had been a step."""
+        assert 1 <= done.count <= launched.repeat
+        if done.count == 1:
+            assert step is launched
+            return
+        assert len(done.ticks) == done.count and done.ticks[-1] == done.finished
+        assert list(done.ticks) == sorted(done.ticks)
+        for before, after in zip(launched.slices, step.slices, strict=True):
+            assert after._replace(blocks=()) == before._replace(blocks=())
+            assert after.blocks[: len(before.blocks)] == before.blocks
+            request = self._requests[step.group, after.sequence]
+            table = self._tables[after.sequence]
+            table.blocks.extend(after.blocks[len(before.blocks) :])
+            for tick in range(1, done.count):
+                position = after.start + tick
+                assert table.tokens == position
+                table.tokens += 1
+                self._write(after._replace(start=position), request, table)
+                self._computed[request.id][position] += 1
+            self._check_kv(after, request, table)
+
+    # --- the end
+
+    def finish(self, scenario: Scenario) -> None:
+        assert not self.scheduler.live and not self._flights
+        self.scheduler.check()
+        for rank in self.scheduler.ranks:
+            assert rank.pool.free == self.spec.blocks, "blocks were lost"
+            assert rank.host.free == self.spec.host_blocks, "host blocks were lost"
+            assert not rank.live and rank.waiting_tokens == 0 and rank.freeing == 0
+        assert set(self.outcomes) == {request.id for request in scenario.requests}
+        preempted = {event.sequence for event in self.events if event.kind in ("recompute", "swap")}
+        for request in scenario.requests:
+            self._check_outcome(request, self.outcomes[request.id])
+            if request.id not in preempted:
+                assert max(self._computed[request.id].values(), default=1) == 1, "a token was computed twice"
+
+    def _check_outcome(self, request: Request, ended: Ended) -> None:
+        if ended.outcome == "finished":
+            expected = min(request.max_tokens, request.output_length or request.max_tokens)
+            assert ended.sequence.returned == self.tokens[request.id] == expected
+            assert not ended.why
+        else:
+            assert ended.outcome in ("rejected", "aborted") and ended.why
+        assert ended.finished >= request.arrival
+
+
+def identity(request: Request, position: int) -> object:
+    """Which token a position holds: what hashes cover is equal where they are, everything else is the request's own."""
+    if position < min(request.prompt_length, len(request.hashes) * request.hash_block):
+        return request.hashes[position // request.hash_block], position
+    return "own", request.id, position
+
+
+def simulate(scenario: Scenario, seed: int = 0, watch=Laws, wrap=lambda backend: backend):
+    """Serve it on the simulated backend under the eyes of `watch`; the laws at the end are checked, too."""
+    backend = wrap(SimBackend(scenario.spec, Modelled(scenario.cost, scenario.spec.stages)))
+    policy = scenario.composition.policy()
+    scheduler = Scheduler(scenario.spec, policy, seed, scenario.prefix_cache, scenario.requeue)
+    laws = watch(scenario.spec, scheduler)
+    serve(scenario.source(), scheduler, backend, laws)
+    laws.finish(scenario)
+    return laws

@@ -1,0 +1,176 @@
+"""What the laws are tried on: specs, workloads and compositions of policies, small enough to break often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from playground.core import Request, Spec
+from playground.draft import How
+from playground.sim.cost import Linear
+from playground.workload.source import OpenLoop
+from policies.admission import Always, FullPrompt, MaxLength, Watermark
+from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThrottling, TokenThrottling2025, Unified
+from policies.composed import Composed
+from policies.overlap import Overlap
+from policies.route import LeastOutstanding, RoundRobin
+from policies.victims import Largest, LastArrived
+
+ROUTES = {"round robin": RoundRobin, "least outstanding": LeastOutstanding}
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Choices of a policy; `policy` makes a fresh one, since a route may count."""
+
+    budget: Any
+    admission: Any = Always()  # noqa: RUF009  (frozen)
+    victims: Any = LastArrived()  # noqa: RUF009
+    run_ahead: int = 1
+    route: str = "round robin"
+
+    def policy(self) -> Composed:
+        overlap = Overlap(self.run_ahead)
+        return Composed(
+            self.budget, admission=self.admission, victims=self.victims, route=ROUTES[self.route](), overlap=overlap
+        )
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """All that a run depends on."""
+
+    spec: Spec
+    requests: tuple[Request, ...]
+    composition: Composition
+    aborts: tuple[tuple[float, int], ...] = ()
+    cost: Linear = Linear(0.01)  # noqa: RUF009
+    requeue: str = "front"
+    prefix_cache: bool = True
+
+    def source(self) -> OpenLoop:
+        ordered = sorted(self.requests, key=lambda request: (request.arrival, request.id))
+        return OpenLoop(ordered, self.aborts)
+
+    def but(self, **changes: Any) -> Scenario:
+        return replace(self, **changes)
+
+
+# --- policies
+
+TOKENS = st.sampled_from([1, 3, 8, 20, 64])
+BATCH = st.integers(1, 5)
+THROTTLES = dict(
+    max_prefill=TOKENS,
+    min_prefill=st.integers(1, 8),
+    spread=st.integers(1, 8),
+    kv_threshold=st.sampled_from([0.0, 0.05, 0.3]),
+    wt=st.booleans(),
+    ut=st.booleans(),
+)
+BUDGETS = st.one_of(
+    st.builds(Static, batch=BATCH),
+    st.builds(Orca, batch=BATCH),
+    st.builds(PrefillFirst, tokens=TOKENS),
+    st.builds(Unified, tokens=TOKENS, long_prefill_threshold=st.sampled_from([0, 2, 10])),
+    st.builds(ChunkedPrefill, tokens=TOKENS),
+    st.builds(TokenThrottling, **THROTTLES),
+    st.builds(TokenThrottling2025, **THROTTLES),
+)
+FRACTIONS = st.sampled_from([0.0, 0.01, 0.3])
+ADMISSIONS = st.one_of(
+    st.just(Always()),
+    st.builds(Watermark, fraction=FRACTIONS),
+    st.builds(FullPrompt, watermark=FRACTIONS),
+    st.just(MaxLength()),
+)
+VICTIMS = st.builds(lambda kind, how: kind(how), st.sampled_from([LastArrived, Largest]), st.sampled_from(list(How)))
+COMPOSITIONS = st.builds(Composition, BUDGETS, ADMISSIONS, VICTIMS, st.integers(1, 3), st.sampled_from(sorted(ROUTES)))
+
+# --- devices
+
+
+@st.composite
+def specs(draw, **fixed: Any) -> Spec:
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    options = dict(
+        blocks=draw(st.integers(2, max(64 // block_size, 8))),
+        block_size=block_size,
+        host_blocks=draw(st.sampled_from([0, 3, 200])),
+        max_seqs=draw(st.sampled_from([64, 64, 4, 2, 1])),
+        max_tokens=draw(st.sampled_from([64, 16, 4])),
+        stages=draw(st.integers(1, 4)),
+        ranks=draw(st.sampled_from([1, 1, 2, 3])),
+        lockstep=draw(st.booleans()),
+        forwards_tokens=draw(st.booleans()),
+    )
+    return Spec(**(options | fixed))
+
+
+COSTS = st.builds(
+    Linear,
+    base=st.sampled_from([0.01, 0.02]),
+    per_token=st.sampled_from([0.0, 0.001]),
+    per_context=st.sampled_from([0.0, 0.0001]),
+    host_base=st.sampled_from([0.0, 0.003]),
+    host_per_sequence=st.sampled_from([0.0, 0.0005]),
+    per_transfer=st.sampled_from([0.0, 0.002]),
+    per_block=st.sampled_from([0.0, 0.004]),
+)
+
+# --- workloads
+
+TIMES = st.one_of(st.just(0.0), st.integers(0, 10).map(lambda tick: tick / 100), st.floats(0, 0.2))
+
+
+def hashes(family: int, shared: int, owner: int, prompt_length: int, hash_block: int) -> tuple[int, ...]:
+    """Ids of a prompt that begins like its family's for `shared` tokens and goes on alone."""
+    chunks = range(-(-prompt_length // hash_block))
+    return tuple((family if (i + 1) * hash_block <= shared else 100 + owner) * 1000 + i for i in chunks)
+
+
+@st.composite
+def requests(draw, id: int, spec: Spec, arrival: float) -> Request:
+    capacity = spec.blocks * spec.block_size
+    small, huge = st.integers(1, max(capacity // 3, 1)), st.integers(max(capacity // 2, 1), capacity)
+    prompt_length = draw(st.one_of(small, small, small, huge))
+    fitting = capacity - prompt_length + 1
+    max_tokens = draw(st.integers(max(min(fitting, capacity // 3) - 3, 1), min(fitting, capacity // 2 + 1)))
+    if draw(st.integers(0, 15)) == 7:
+        max_tokens = fitting + 1
+    output_length = draw(st.one_of(st.none(), st.just(max_tokens), st.integers(1, max_tokens)))
+    request = Request(id, arrival, prompt_length, max_tokens, output_length)
+    family = draw(st.sampled_from([0, 1, 1, 2]))
+    if not family:
+        return request
+    hash_block = draw(st.sampled_from([spec.block_size, spec.block_size, 2, 16]))
+    shared = prompt_length if draw(st.booleans()) else draw(st.integers(0, prompt_length))
+    ids = hashes(family, shared, id, prompt_length, hash_block)
+    return replace(request, hashes=ids, hash_block=hash_block)
+
+
+@st.composite
+def workloads(draw, spec: Spec, most: int = 10) -> tuple[Request, ...]:
+    burst = draw(st.booleans())
+    count = draw(st.integers(2, most))
+    times = [0.0] * count if burst else [draw(TIMES) for _ in range(count)]
+    return tuple(draw(requests(id, spec, arrival)) for id, arrival in enumerate(times))
+
+
+@st.composite
+def scenarios(draw, composition: st.SearchStrategy[Composition] = COMPOSITIONS, **spec: Any) -> Scenario:
+    drawn = draw(specs(**spec))
+    workload = draw(workloads(drawn))
+    anybody = st.integers(0, len(workload) - 1)
+    aborts = draw(st.one_of(st.just([]), st.lists(st.tuples(TIMES, anybody), min_size=1, max_size=3)))
+    return Scenario(
+        drawn,
+        workload,
+        draw(composition),
+        tuple((max(at, workload[id].arrival), id) for at, id in aborts),
+        draw(COSTS),
+        draw(st.sampled_from(["front", "back"])),
+        draw(st.sampled_from([True, True, False])),
+    )

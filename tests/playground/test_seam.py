@@ -1,0 +1,634 @@
+"""The seam carries what later backends and policies need: shown with fakes, without SimPy and without torch."""
+
+import pytest
+
+from playground.core import COPY_IN, COPY_OUT, MAIN, Request, Spec
+from playground.draft import How
+from playground.loop import Stuck, serve
+from playground.scheduler import Scheduler
+from playground.sequence import State
+from playground.workload.source import OpenLoop
+from tests.playground.fakes import FakeBackend, Greedy, Log, done, everything, nothing
+
+
+def request(id=0, prompt=4, output=3, arrival=0.0, **more) -> Request:
+    return Request(id, arrival, prompt, more.pop("max_tokens", output), output, **more)
+
+
+def play(requests, policy, spec, seconds=lambda step, lane: 1.0, aborts=(), **options) -> Log:
+    """Serve on the fake; nothing may be left behind."""
+    scheduler = Scheduler(spec, policy, **options)
+    log = Log(scheduler)
+    serve(
+        OpenLoop(sorted(requests, key=lambda r: (r.arrival, r.id)), aborts), scheduler, FakeBackend(spec, seconds), log
+    )
+    settled(scheduler)
+    return log
+
+
+def settled(scheduler) -> None:
+    scheduler.check()
+    for rank in scheduler.ranks:
+        assert rank.pool.free == rank.spec.blocks and rank.host.free == rank.spec.host_blocks
+        assert not rank.live and not rank.freeing
+
+
+def driven(spec=None, policy=None, requests=1, **options) -> Scheduler:
+    """A scheduler to be driven by hand, with so many requests of 4 tokens waiting."""
+    scheduler = Scheduler(spec or Spec(blocks=20, block_size=4, forwards_tokens=True), policy or Greedy(), **options)
+    for id in range(requests):
+        scheduler.arrive(request(id), 0.0)
+    return scheduler
+
+
+def step_of(scheduler, group=0, now=0.0):
+    return scheduler.next_step(scheduler.groups[group], now)
+
+
+# --- ranks, groups, stages
+
+
+def test_replicas_have_steps_of_their_own():
+    spec = Spec(blocks=20, block_size=4, ranks=3)
+    log = play([request(id, output=id + 1) for id in range(3)], Greedy(), spec)
+    assert {(step.group, part.rank, part.sequence) for step in log.steps for part in step.slices} == {
+        (rank, rank, rank) for rank in range(3)
+    }
+    assert not any(step.dummies for step in log.steps)
+
+
+def test_a_lockstep_group_steps_together_and_names_who_idles():
+    spec = Spec(blocks=20, block_size=4, ranks=3, lockstep=True)
+    log = play([request(0, output=2), request(1, output=3)], Greedy(), spec)
+    assert [({part.rank for part in step.slices}, step.dummies) for step in log.steps] == [
+        ({0, 1}, (2,)),
+        ({0, 1}, (2,)),
+        ({1}, (0, 2)),
+    ]
+
+
+def test_a_rank_that_only_copies_takes_part_in_the_groups_step():
+    spec = Spec(blocks=20, block_size=4, host_blocks=9, ranks=2, lockstep=True)
+
+    def swap(draft):
+        draft.preempt(draft.decoding[0], How.SWAP)
+
+    log = play([request(0), request(1)], Greedy(everything, everything, swap), spec)
+    assert log.steps[1].copies and log.steps[1].dummies == (0,)
+
+
+def test_a_step_of_copies_alone_needs_nobody_else():
+    spec = Spec(blocks=20, block_size=4, host_blocks=9, ranks=2, lockstep=True)
+
+    def swap(draft):
+        draft.preempt(draft.decoding[0], How.SWAP)
+
+    log = play([request(0), request(1, output=1)], Greedy(everything, everything, swap, nothing), spec)
+    assert log.steps[1].copies and not log.steps[1].slices and log.steps[1].dummies == ()
+
+
+def test_a_pipeline_has_a_step_in_flight_on_every_stage():
+    spec = Spec(blocks=40, block_size=4, stages=3)
+    first_waiting = lambda draft: [draft.take(sequence, 4) for sequence in list(draft.waiting)[:1]]  # noqa: E731
+    log = play([request(id, output=2) for id in range(3)], Greedy(*[first_waiting] * 3), spec)
+    assert [step.planned for step in log.steps[:3]] == [0.0, 0.0, 0.0]
+    assert [part.sequence for step in log.steps[:3] for part in step.slices] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("run_ahead", [1, 2, 3])
+def test_no_more_steps_are_in_flight_than_stages_times_run_ahead(stages, run_ahead):
+    spec = Spec(blocks=40, block_size=4, stages=stages, forwards_tokens=True)
+    scheduler = driven(spec, Greedy(lambda draft: None, run_ahead=run_ahead), 0)
+    scheduler.policy.moves = [lambda draft: draft.take(next(iter(draft.waiting)), 9)] * 99
+    for id in range(12):
+        scheduler.arrive(request(id), 0.0)
+    launched = 0
+    while step_of(scheduler):
+        launched += 1
+    assert launched == stages * run_ahead
+
+
+# --- lanes
+
+
+def two_lanes(draft):
+    first, second = list(draft.waiting)
+    draft.take(first, 4, "a")
+    draft.take(second, 4, "b")
+
+
+@pytest.mark.parametrize("first, last", [("a", "b"), ("b", "a")])
+def test_lanes_of_one_step_come_back_in_any_order(first, last):
+    scheduler = driven(policy=Greedy(two_lanes), requests=2)
+    step = step_of(scheduler)
+    assert step.lanes == ("a", "b")
+    scheduler.commit(done(step, first))
+    assert scheduler.in_flight
+    assert sorted(sequence.returned for sequence in scheduler.sequences.values()) == [0, 1]
+    scheduler.commit(done(step, last))
+    assert not scheduler.in_flight
+    assert [sequence.returned for sequence in scheduler.sequences.values()] == [1, 1]
+    scheduler.check()
+
+
+def test_one_prompt_can_be_cut_over_two_lanes():
+    def cut(draft):
+        (sequence,) = draft.waiting
+        draft.take(sequence, 3, "a")
+        draft.take(sequence, 1, "b")
+
+    log = play([request(output=2)], Greedy(cut), Spec(blocks=20, block_size=4))
+    assert [(part.start, part.length, part.samples, part.lane) for part in log.steps[0].slices] == [
+        (0, 3, False, "a"),
+        (3, 1, True, "b"),
+    ]
+
+
+# --- swapping
+
+
+def swap_first(draft):
+    draft.preempt(draft.decoding[0], How.SWAP)
+
+
+def swap_in_first(draft):
+    assert draft.swap_in(next(iter(draft.waiting)))
+
+
+def test_a_sequence_goes_to_the_host_and_comes_back_where_it_was():
+    spec = Spec(blocks=20, block_size=4, host_blocks=5)
+    log = play([request(prompt=6, output=4)], Greedy(everything, swap_first, swap_in_first), spec)
+    prompt, out, back, decode, *_ = log.steps
+    assert (out.copies[0].lane, out.copies[0].source) == (COPY_OUT, prompt.slices[0].blocks)
+    assert (back.copies[0].lane, back.copies[0].source) == (COPY_IN, out.copies[0].target)
+    assert (decode.slices[0].start, decode.slices[0].blocks) == (6, ()), "the copy named the blocks"
+    assert log.events == ["swap", "copy_out", "copy_in"]
+
+
+def test_blocks_on_their_way_to_the_host_are_held_until_they_are_there():
+    scheduler = driven(Spec(blocks=20, block_size=4, host_blocks=5), Greedy(everything, swap_first))
+    scheduler.commit(done(step_of(scheduler)))
+    step = step_of(scheduler)
+    assert scheduler.ranks[0].pool.free == 19
+    scheduler.commit(done(step, COPY_OUT))
+    assert scheduler.ranks[0].pool.free == 20 and scheduler.ranks[0].host.free == 4
+
+
+def test_a_full_host_refuses_a_victim_and_it_runs_on():
+    scheduler = driven(Spec(blocks=20, block_size=4, host_blocks=0), Greedy(everything, swap_first))
+    scheduler.commit(done(step_of(scheduler)))
+    assert step_of(scheduler) is None
+    assert scheduler.sequences[0].state is State.RUNNING
+
+
+def test_a_sequence_on_its_way_takes_a_seat():
+    spec = Spec(blocks=20, block_size=4, host_blocks=5, max_seqs=1)
+    seats = []
+    watch = lambda draft: seats.append((draft.seats, draft.take(next(iter(draft.waiting)), 4)))  # noqa: E731
+    scheduler = driven(spec, Greedy(everything, swap_first, watch, run_ahead=2))
+    scheduler.arrive(request(1), 0.0)
+    scheduler.commit(done(step_of(scheduler)))
+    step_of(scheduler)
+    assert step_of(scheduler) is None and seats == [(0, 0)]
+
+
+# --- run-ahead
+
+
+@pytest.mark.parametrize("run_ahead", [2, 3])
+def test_a_late_end_drops_the_tokens_that_came_after_it(run_ahead):
+    """The backend ends the sequence at its second token while later slices of it are in flight."""
+    spec = Spec(blocks=20, block_size=4, forwards_tokens=True)
+    log = play([request(prompt=4, output=2, max_tokens=9)], Greedy(run_ahead=run_ahead), spec)
+    assert log.tokens == {0: 2}
+    assert len(log.steps) == 1 + run_ahead, "run-ahead costs slices after the end"
+
+
+def test_blocks_of_an_ended_sequence_are_held_until_its_last_slice_commits():
+    scheduler = driven(policy=Greedy(run_ahead=2))
+    first, second = step_of(scheduler), step_of(scheduler)
+    scheduler.commit(done(first, ending={0: 4}))
+    assert scheduler.ended[0].outcome == "finished" and not scheduler.sequences
+    assert scheduler.ranks[0].pool.free == 18 and scheduler.ranks[0].freeing == 2
+    scheduler.commit(done(second))
+    settled(scheduler)
+
+
+def test_without_forwarding_a_sequence_waits_for_its_token():
+    spec = Spec(blocks=20, block_size=4)
+    scheduler = driven(spec, Greedy(run_ahead=2))
+    step = step_of(scheduler)
+    assert step_of(scheduler) is None
+    scheduler.commit(done(step))
+    assert step_of(scheduler).slices[0].start == 4
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_a_forwarded_token_is_planned_no_sooner_than_it_leaves_the_last_stage(stages):
+    def decode_and_start_one(draft):
+        draft.take_decodes(draft.decoding)
+        draft.take(next(iter(draft.waiting)), 4)
+
+    spec = Spec(blocks=40, block_size=4, stages=stages, forwards_tokens=True)
+    scheduler = driven(spec, Greedy(*[decode_and_start_one] * 6, run_ahead=3), requests=9)
+    steps = [step_of(scheduler) for _ in range(3 * stages)]
+    mine = [step.id for step in steps for part in step.slices if part.sequence == 0]
+    assert mine == [0, stages, 2 * stages]
+
+
+def test_promises_never_exceed_max_tokens():
+    scheduler = driven(policy=Greedy(run_ahead=3), requests=0)
+    scheduler.arrive(request(output=2), 0.0)
+    assert step_of(scheduler) and step_of(scheduler)
+    assert step_of(scheduler) is None
+    assert scheduler.sequences[0].promised == 2
+
+
+# --- guesses
+
+
+def guess_two(draft):
+    """What a speculative policy will do: a decode with two guesses behind it."""
+    (sequence,) = draft.decoding
+    draft.take_decodes([sequence])
+    (part,) = draft.slices
+    draft.slices[0] = part._replace(length=3, drafted=2)
+    sequence.launched += 2
+    sequence.promised += 2
+    sequence.length += 2
+
+
+@pytest.mark.parametrize("accepted", [1, 2, 3])
+def test_guesses_that_were_wrong_are_taken_off_the_promise(accepted):
+    scheduler = driven(policy=Greedy(everything, guess_two), requests=0)
+    scheduler.arrive(request(prompt=4, output=9), 0.0)
+    scheduler.commit(done(step_of(scheduler)))
+    scheduler.commit(done(step_of(scheduler), tokens=accepted))
+    sequence = scheduler.sequences[0]
+    assert sequence.promised == sequence.returned == 1 + accepted
+    assert step_of(scheduler).slices[0].start == 4 + accepted
+
+
+@pytest.mark.parametrize("tokens", [0, 4])
+def test_a_backend_cannot_return_more_tokens_than_asked_for_or_none(tokens):
+    scheduler = driven(policy=Greedy(everything, guess_two), requests=0)
+    scheduler.arrive(request(prompt=4, output=9), 0.0)
+    scheduler.commit(done(step_of(scheduler)))
+    step = step_of(scheduler)
+    with pytest.raises(ValueError, match=f"step 1: {tokens} tokens for sequence 0, 1 to 3 due"):
+        scheduler.commit(done(step, tokens=tokens))
+
+
+# --- completions that make no sense
+
+
+def test_a_step_that_is_not_in_flight_cannot_be_committed():
+    scheduler = driven()
+    step = step_of(scheduler)
+    scheduler.commit(done(step))
+    with pytest.raises(ValueError, match="step 0 is not in flight"):
+        scheduler.commit(done(step))
+
+
+def test_a_lane_comes_back_once():
+    scheduler = driven(policy=Greedy(two_lanes), requests=2)
+    step = step_of(scheduler)
+    scheduler.commit(done(step, "a"))
+    with pytest.raises(ValueError, match="step 0 has no lane a in flight"):
+        scheduler.commit(done(step, "a"))
+
+
+def test_a_lanes_steps_come_back_in_the_order_of_their_launch():
+    scheduler = driven(policy=Greedy(run_ahead=2))
+    _, second = step_of(scheduler), step_of(scheduler)
+    with pytest.raises(ValueError, match="step 1 came back before step 0"):
+        scheduler.commit(done(second))
+
+
+def test_steps_of_different_lanes_overtake_one_another():
+    spec = Spec(blocks=20, block_size=4, host_blocks=5)
+    log = play(
+        [request(0, output=4), request(1, output=4, arrival=1.0)],
+        Greedy(everything, nothing, swap_first, run_ahead=2),
+        spec,
+        seconds=lambda step, lane: 5.0 if lane == COPY_OUT else 1.0,
+    )
+    order = [(record.step, record.lane) for record in log.dones]
+    assert order.index((1, COPY_OUT)) > order.index((2, MAIN))
+
+
+def test_a_completion_without_a_sequences_token_names_it():
+    scheduler = driven(requests=2)
+    step = step_of(scheduler)
+    broken = done(step)
+    del broken.tokens[1]
+    with pytest.raises(ValueError, match="step 0: 0 tokens for sequence 1"):
+        scheduler.commit(broken)
+
+
+# --- aborts, in every state
+
+
+def leave(scheduler, id=0):
+    scheduler.abort(id, 1.0)
+    scheduler.check()
+    assert scheduler.ended[-1].outcome == "aborted" and scheduler.ended[-1].why
+
+
+def test_abort_of_a_waiting_sequence():
+    scheduler = driven()
+    leave(scheduler)
+    settled(scheduler)
+    assert step_of(scheduler) is None
+
+
+def test_abort_of_a_running_sequence():
+    scheduler = driven()
+    scheduler.commit(done(step_of(scheduler)))
+    leave(scheduler)
+    settled(scheduler)
+
+
+def test_abort_of_a_sequence_in_flight_frees_its_blocks_at_the_last_commit():
+    scheduler = driven(policy=Greedy(run_ahead=2))
+    first, second = step_of(scheduler), step_of(scheduler)
+    leave(scheduler)
+    scheduler.commit(done(first))
+    assert scheduler.ranks[0].pool.used == 2
+    scheduler.commit(done(second))
+    settled(scheduler)
+
+
+def test_abort_of_a_draining_sequence():
+    scheduler = driven(policy=Greedy(everything, lambda draft: draft.preempt(draft.running[0]), run_ahead=2))
+    step = step_of(scheduler)
+    assert step_of(scheduler) is None
+    assert scheduler.sequences[0].state is State.DRAINING
+    leave(scheduler)
+    scheduler.commit(done(step))
+    settled(scheduler)
+
+
+def swapped_scheduler(*moves):
+    scheduler = driven(Spec(blocks=20, block_size=4, host_blocks=5), Greedy(everything, swap_first, *moves))
+    scheduler.commit(done(step_of(scheduler)))
+    return scheduler, step_of(scheduler)
+
+
+def test_abort_of_a_sequence_that_is_copied_out():
+    scheduler, step = swapped_scheduler()
+    leave(scheduler)
+    assert scheduler.ranks[0].pool.used == 1, "the copy still reads it"
+    scheduler.commit(done(step, COPY_OUT))
+    settled(scheduler)
+
+
+def test_abort_of_a_swapped_sequence():
+    scheduler, step = swapped_scheduler()
+    scheduler.commit(done(step, COPY_OUT))
+    assert scheduler.sequences[0].state is State.SWAPPED
+    leave(scheduler)
+    settled(scheduler)
+
+
+def test_abort_of_a_sequence_that_is_copied_in():
+    scheduler, step = swapped_scheduler(swap_in_first)
+    scheduler.commit(done(step, COPY_OUT))
+    step = step_of(scheduler)
+    leave(scheduler)
+    assert scheduler.ranks[0].pool.used == 1, "the copy still writes it"
+    scheduler.commit(done(step, COPY_IN))
+    settled(scheduler)
+
+
+def test_abort_of_a_held_request():
+    policy = Greedy()
+    policy.place = lambda request, view: None
+    scheduler = driven(Spec(blocks=20, ranks=2), policy)
+    assert scheduler.waiting == 1
+    leave(scheduler)
+    settled(scheduler)
+    assert scheduler.waiting == 0
+
+
+def test_abort_after_the_end_is_no_error():
+    scheduler = driven()
+    scheduler.commit(done(step_of(scheduler), ending={0: 4}))
+    scheduler.abort(0, 1.0)
+    scheduler.abort(99, 1.0)
+    assert [ended.outcome for ended in scheduler.ended] == ["finished"]
+
+
+def test_an_aborted_request_is_named_as_ended_in_the_next_step():
+    scheduler = driven(requests=2)
+    scheduler.commit(done(step_of(scheduler)))
+    scheduler.abort(0, 1.0)
+    assert step_of(scheduler).ends == (0,)
+
+
+def test_a_request_that_no_step_named_is_not_named_at_its_end():
+    scheduler = driven(policy=Greedy(lambda draft: draft.take(draft._rank.waiting[1], 4)), requests=2)
+    scheduler.abort(0, 1.0)
+    step = step_of(scheduler)
+    assert [started.id for started in step.starts] == [1] and step.ends == ()
+
+
+def test_an_id_comes_back_only_when_the_device_is_done_with_it():
+    scheduler = driven()
+    step = step_of(scheduler)
+    scheduler.abort(0, 1.0)
+    with pytest.raises(ValueError, match="request 0 arrived twice"):
+        scheduler.arrive(request(0), 1.0)
+    scheduler.commit(done(step))
+    scheduler.arrive(request(0), 1.0)
+    step = step_of(scheduler)
+    assert (step.ends, [started.id for started in step.starts]) == ((0,), [0])
+
+
+# --- routing
+
+
+def send_to(rank):
+    return lambda draft: [draft.send(sequence, rank) for sequence in list(draft.waiting)]
+
+
+def test_a_sent_sequence_is_served_where_it_went():
+    policy = Greedy(send_to(1))
+    policy.place = lambda request, view: 0
+    log = play([request()], policy, Spec(blocks=20, block_size=4, ranks=2))
+    assert {part.rank for step in log.steps for part in step.slices} == {1}
+    assert log.steps[0].starts[0].id == 0
+    assert log.events == ["send"]
+
+
+def test_a_sent_sequence_does_not_wait_for_another_groups_step():
+    """Rank 1 has nothing else to do, and rank 0 is busy for long: nobody would look again for a while."""
+    policy = Greedy(everything, lambda draft: None, everything, lambda draft: None)
+    policy.place = lambda request, view: 0
+    policy.fill = lambda draft: everything(draft) if draft.rank == 1 or not draft.in_flight else send_to(1)(draft)
+    policy.depth = 2
+    log = play(
+        [request(0, output=9), request(1, arrival=0.5)],
+        policy,
+        Spec(blocks=20, block_size=4, ranks=2),
+        seconds=lambda step, lane: 10.0,
+    )
+    first = next(step for step in log.steps if step.group == 1)
+    assert first.planned == 0.5
+
+
+def test_a_preempted_sequence_can_go_to_another_replica():
+    policy = Greedy(everything, lambda draft: draft.preempt(draft.running[0]), send_to(1))
+    policy.place = lambda request, view: 0
+    log = play([request(output=3), request(1, arrival=9.0, output=1)], policy, Spec(blocks=20, block_size=4, ranks=2))
+    assert log.tokens[0] == 3
+    ends = {step.group: step.ends for step in log.steps if 0 in step.ends}
+    assert ends[0] == (0,), "its first backend may forget it"
+
+
+def test_sending_for_ever_is_an_error_that_names_the_policy():
+    policy = Greedy()
+    policy.place = lambda request, view: 0
+    policy.fill = lambda draft: send_to(1 - draft.rank)(draft)
+    with pytest.raises(Stuck, match="Greedy"):
+        play([request()], policy, Spec(blocks=20, block_size=4, ranks=2))
+
+
+def test_a_request_is_held_until_the_policy_has_a_rank_for_it():
+    """At most one request a rank: the second of two for one rank waits outside."""
+    policy = Greedy()
+    policy.place = lambda request, view: next(
+        (load.rank for load in view.loads if not load.running + load.waiting), None
+    )
+    log = play([request(id, output=2) for id in range(3)], policy, Spec(blocks=20, block_size=4, ranks=2))
+    assert set(log.outcomes.values()) == {"finished"}
+    assert log.steps[-1].planned == 3.0 and [part.sequence for part in log.steps[-1].slices] == [2]
+
+
+def test_a_rank_that_does_not_exist_is_an_error_that_names_the_policy():
+    policy = Greedy()
+    policy.place = lambda request, view: 7
+    with pytest.raises(ValueError, match=r"Greedy\.place answered rank 7: there are 2"):
+        driven(Spec(blocks=20, ranks=2), policy)
+
+
+def test_a_router_sees_loads_as_stale_as_configured():
+    seen = []
+    policy = Greedy()
+    policy.place = lambda request, view: seen.append((view.now, view.taken, view.loads[0].waiting)) or 0
+    scheduler = driven(Spec(blocks=20, ranks=2), policy, 0, report_interval=1.0)
+    for id, now in enumerate((0.0, 0.5, 0.9, 1.0, 1.5)):
+        scheduler.arrive(request(id), now)
+    assert seen == [(0.0, 0.0, 0), (0.5, 0.0, 0), (0.9, 0.0, 0), (1.0, 1.0, 3), (1.5, 1.0, 3)]
+
+
+def test_a_router_sees_present_loads_by_default():
+    seen = []
+    policy = Greedy()
+    policy.place = lambda request, view: seen.append(view.loads[0].waiting) or 0
+    driven(Spec(blocks=20, ranks=2), policy, 3)
+    assert seen == [0, 1, 2]
+
+
+# --- nothing to do
+
+
+def test_a_policy_that_waits_on_purpose_is_asked_again_when_it_wishes():
+    log = play([request(output=1)], Greedy(lambda draft: draft.wake(2.5)), Spec(blocks=20, block_size=4))
+    assert log.steps[0].planned == 2.5
+
+
+def test_a_wake_lies_in_the_future():
+    with pytest.raises(ValueError, match=r"wake\(0.0\) is not after now=0.0"):
+        step_of(driven(policy=Greedy(lambda draft: draft.wake(0.0))))
+
+
+def test_a_policy_that_does_nothing_is_an_error_that_names_it():
+    policy = Greedy()
+    policy.fill = nothing
+    with pytest.raises(Stuck, match="Greedy placed nothing: 1 requests wait, 0 run, 20 KV blocks are free"):
+        play([request()], policy, Spec(blocks=20, block_size=4))
+
+
+def test_a_policy_that_holds_a_request_for_ever_is_an_error():
+    policy = Greedy()
+    policy.place = lambda request, view: None
+    with pytest.raises(Stuck, match="1 requests wait"):
+        play([request()], policy, Spec(blocks=20, ranks=2))
+
+
+def test_any_number_of_requests_may_be_rejected_one_after_another():
+    log = play([request(id, prompt=999, arrival=float(id)) for id in range(20)], Greedy(), Spec(blocks=2))
+    assert set(log.outcomes.values()) == {"rejected"}
+
+
+def test_a_run_without_requests_ends():
+    assert not play([], Greedy(), Spec(blocks=2)).looks[1:]
+
+
+# --- requests that cannot be served
+
+
+def test_what_can_never_fit_is_rejected_with_the_reason():
+    scheduler = driven(requests=0, spec=Spec(blocks=2, block_size=4, max_length=100))
+    scheduler.arrive(request(0, prompt=8, output=1), 0.0)
+    scheduler.arrive(request(1, prompt=8, output=2), 0.0)
+    scheduler.arrive(request(2, prompt=90, output=12), 0.0)
+    assert [(ended.request.id, ended.outcome, ended.why) for ended in scheduler.ended] == [
+        (1, "rejected", "prompt 8 + max_tokens 2 needs 3 KV blocks, the pool has 2"),
+        (2, "rejected", "prompt 90 + max_tokens 12 exceeds 100 tokens"),
+    ]
+
+
+def test_a_policy_may_turn_a_request_away():
+    log = play([request()], Greedy(lambda draft: draft.reject(next(iter(draft.waiting)), "too dear")), Spec(blocks=9))
+    assert log.outcomes == {0: "rejected"} and log.events == ["reject"]
+
+
+def test_a_request_cannot_arrive_twice():
+    with pytest.raises(ValueError, match="request 0 arrived twice"):
+        driven().arrive(request(), 0.0)
+
+
+# --- options
+
+
+@pytest.mark.parametrize("options", [{"requeue": "middle"}, {"report_interval": -1.0}])
+def test_impossible_options_name_themselves(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        driven(**options)
+
+
+def test_no_run_ahead_at_all_is_impossible():
+    with pytest.raises(ValueError, match="run_ahead=0 must be at least 1"):
+        driven(policy=Greedy(run_ahead=0))
+
+
+@pytest.mark.parametrize("requeue, order", [("front", [0, 1]), ("back", [1, 0])])
+def test_where_a_preempted_sequence_waits_is_a_parameter(requeue, order):
+    def give_up(draft):
+        draft.preempt(draft.running[0])
+
+    scheduler = driven(
+        policy=Greedy(lambda draft: draft.take(next(iter(draft.waiting)), 4), give_up), requests=2, requeue=requeue
+    )
+    scheduler.commit(done(step_of(scheduler)))
+    step_of(scheduler)
+    assert list(scheduler.ranks[0].waiting) == order
+
+
+def test_a_preempted_sequence_keeps_its_tokens():
+    log = play(
+        [request(output=5)],
+        Greedy(everything, everything, lambda d: d.preempt(d.running[0])),
+        Spec(blocks=20, block_size=4),
+    )
+    assert log.tokens == {0: 5}
+    assert [(part.start, part.length) for step in log.steps for part in step.slices] == [
+        (0, 4),
+        (4, 1),
+        (0, 6),
+        (6, 1),
+        (7, 1),
+    ]
