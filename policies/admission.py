@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from playground.draft import Draft
-from playground.sequence import Sequence
+from playground.sequence import Sequence, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,10 @@ class Always:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """When its first chunk leaves `fraction` of the pool free, so that running sequences can grow.
+    """When its first chunk leaves `fraction` of the pool free (in whole blocks), so that running sequences can grow.
 
-    Source: vLLM v0 (`watermark` 0.01, block_manager `can_allocate`), whose first chunk is the whole prompt.
+    Source: vLLM v0 (`watermark` 0.01, block_manager `can_allocate` and `can_swap_in`), whose first chunk is the whole
+    prompt.
     """
 
     fraction: float = 0.01
@@ -32,9 +33,9 @@ class Watermark:
         _check_fraction("policy.admission.fraction", self.fraction)
 
     def __call__(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
-        reserve = self.fraction * draft.spec.blocks
-        needed = draft.blocks_needed(sequence, draft.prefix_hit(sequence) + tokens)
-        return draft.blocks_free - needed >= reserve
+        cached = draft.prefix_hit(sequence) if sequence.state is State.WAITING else 0
+        needed = draft.blocks_needed(sequence, cached + tokens)
+        return draft.blocks_free - needed >= _watermark(draft, self.fraction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class FullPrompt:
         _check_fraction("policy.admission.watermark", self.watermark)
 
     def __call__(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
-        needed = draft.blocks_needed(sequence, sequence.length) + draft.blocks_owed
-        return draft.blocks_free - needed >= self.watermark * draft.spec.blocks
+        needed = draft.blocks_needed(sequence, sequence.remaining) + draft.blocks_owed
+        return draft.blocks_free - needed >= _watermark(draft, self.watermark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,11 @@ class MaxLength:
         blocks_for = draft.spec.blocks_for
         promised = sum(blocks_for(other.max_length) for other in draft.running.values())
         return promised + blocks_for(sequence.max_length) <= draft.spec.blocks
+
+
+def _watermark(draft: Draft, fraction: float) -> int:
+    """So many blocks stay free: rounded down, as vLLM and Sarathi-Serve have it."""
+    return int(fraction * draft.spec.blocks)
 
 
 def _check_fraction(name: str, value: float) -> None:

@@ -27,7 +27,11 @@ def _how(value: How | str) -> How:
 
 @dataclass(frozen=True)
 class LastArrived:
-    """The youngest request loses its KV. Source: vLLM v0 (SOSP'23 §4.5) and v1 under `policy=fcfs`."""
+    """The youngest request loses its KV. Source: vLLM v0 (SOSP'23 §4.5), Sarathi-Serve.
+
+    vLLM v1 takes the last of its running list, which is another one only after a resumption: there an old request that
+    comes back is the next victim again.
+    """
 
     how: How = How.RECOMPUTE
 
