@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from playground.core import RequestView, Spec
+from playground.core import COPY_OUT, RequestView, Spec
 from playground.draft import Draft, How
 from playground.policy import ClusterView
 from playground.sequence import Sequence, State
@@ -174,7 +174,7 @@ class Composed:
     def _insist(self, draft: Draft, needy: Sequence, tokens: int) -> int:
         """Place the tokens, taking memory from others if need be; 0 if `needy` itself gave way, or must wait."""
         while (need := draft.blocks_needed(needy, tokens)) > draft.blocks_free:
-            if draft.blocks_free + draft.blocks_freeing >= need:
+            if draft.blocks_free + _coming_free(draft) >= need:
                 return 0
             victim = self.victims(draft, needy)
             how = self.victims.how if draft.can_swap(victim) else How.RECOMPUTE
@@ -193,12 +193,12 @@ class Composed:
             placed = self._start(draft, sequence, phase, left)
             if placed is None:
                 return
-            left, rows = left - placed, rows - 1
+            left, rows = left - placed, rows - bool(placed)
 
     def _start(self, draft: Draft, sequence: Sequence, phase: Admissions, left: int) -> int | None:
         """Tokens placed of a waiting sequence (0 while its KV is copied back, or if it had to be turned away)."""
-        if sequence.state is State.SWAPPED:
-            return 0 if draft.swap_in(sequence) else None
+        if sequence.state is State.SWAPPED:  # with room for its next token, or it would be the next victim
+            return 0 if self.admission(draft, sequence, 1) and draft.swap_in(sequence) else None
         if phase.whole and sequence.request.prompt_length > draft.spec.max_tokens:
             draft.reject(sequence, _too_long(sequence, draft.spec))
             return 0
@@ -223,6 +223,13 @@ class Composed:
                 draft.swap_in(head)
             else:
                 draft.take(head, head.remaining)
+
+
+def _coming_free(draft: Draft) -> int:
+    """Blocks that victims of earlier drafts hold until their last slice commits or their copy is done."""
+    copies = (copy for step in draft.in_flight for copy in step.copies)
+    leaving = (len(copy.source) for copy in copies if copy.lane == COPY_OUT and copy.rank == draft.rank)
+    return draft.blocks_freeing + sum(leaving)
 
 
 def _first_rows(decoding: list[Sequence], rows: int) -> list[Sequence]:
