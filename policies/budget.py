@@ -23,8 +23,9 @@ def _positive(**options: int) -> None:
 class Static:
     """Request-level batching: up to `batch` requests start together; the next batch when all of them have ended.
 
-    Prompts enter whole, over several steps if one does not hold them. Source: FasterTransformer; `faster_transformer`
-    in Vidur 7d47513.
+    Prompts enter whole, over several steps if one does not hold them; the first decode closes the batch. Meant with
+    `admission=max_length`, for a slot holds its longest output. Source: FasterTransformer; `faster_transformer` in
+    Vidur 7d47513 and Sarathi-Serve. Not taken over: a batch of its own for each pipeline stage.
     """
 
     batch: int = 16
@@ -34,19 +35,19 @@ class Static:
         _positive(batch=self.batch)
 
     def phases(self, draft: Draft) -> Iterator[Phase]:
-        forming = not any(sequence.promised for sequence in draft.running.values())
         yield Chunks()
-        yield Decodes()
-        if forming:
+        if all(sequence.promised <= 1 for sequence in draft.running.values()):
             yield Admissions(rows=self.batch - len(draft.running), whole=True)
+        if not draft.tokens:
+            yield Decodes()
 
 
 @dataclass(frozen=True, slots=True)
 class Orca:
-    """Iteration-level batching: all decodes and, up to `batch` requests in all, whole new prompts, in one step.
+    """Iteration-level batching: up to `batch` requests a step, those that run before whole new prompts.
 
-    Meant with `admission=max_length`: memory for the longest output is reserved at the start.
-    Source: Orca (OSDI'22); batch 16 as in Sarathi-Serve's artefact.
+    In a pipeline every micro-batch has so many. Meant with `admission=max_length`: memory for the longest output is
+    reserved at the start. Source: Orca (OSDI'22), Algorithm 1; batch 16 as in Sarathi-Serve's artefact.
     """
 
     batch: int = 16
@@ -56,9 +57,10 @@ class Orca:
         _positive(batch=self.batch)
 
     def phases(self, draft: Draft) -> Iterator[Phase]:
-        yield Decodes()
+        yield Decodes(self.batch)
         yield Chunks()
-        yield Admissions(rows=self.batch - len(draft.running), whole=True)
+        rows = sum(part is not None for part in draft.slices)
+        yield Admissions(rows=self.batch - rows, whole=True)
 
 
 @dataclass(frozen=True, slots=True)
