@@ -140,7 +140,8 @@ class TokenThrottling:
         decodes = RD / PP, rounded up
 
     `wt=False` leaves out the first term of the minimum, `ut=False` the second and the suspension (the paper's
-    ablations). Prefill is chosen before decodes.
+    ablations). Where the paper is silent: prefill is chosen before decodes, and the next chunk of a prompt may
+    follow while one is in flight.
     Source: gLLM, arXiv 2504.14775v2 (SC'25), Eq. 3 and 4, defaults of §4.1.
     """
 
@@ -157,9 +158,10 @@ class TokenThrottling:
 
     def phases(self, draft: Draft) -> Iterator[Phase]:
         prefill = self.prefill(waiting_for_prefill(draft), draft.kv_free)
+        decodes = -(-running_decodes(draft) // draft.spec.stages)  # of now: not the prompts that this step ends
         yield Chunks(prefill)
         yield Admissions(prefill - draft.tokens)
-        yield Decodes(-(-running_decodes(draft) // draft.spec.stages))
+        yield Decodes(decodes)
 
     def prefill(self, waiting: int, free: float) -> int:
         """Prefill tokens of a step; `waiting` tokens wait and `free` of the KV pool is free."""
@@ -183,8 +185,9 @@ class TokenThrottling2025:
         decodes = N if N < PP else (N + randint(0, PP - 1)) // PP
 
     so the floor does not hold when KV is tight, unlike in the paper. With one stage: prefill = min(max_prefill, B).
-    A prompt has one chunk in flight at a time. Not taken over: its last-in-first-out decode queue (the least recently
-    served go first here) and preempting one page ahead for every decode.
+    A prompt has one chunk in flight at a time, and its rest does not count as waiting meanwhile. `wt=False` leaves out
+    the first term of the minimum, `ut=False` sets UT to 1. Not taken over: its last-in-first-out decode queue (the
+    least recently served go first here) and preempting one page ahead for every decode.
     Source: gty111/gLLM 52fbd4b, `pp_scheduler.py`.
     """
 
@@ -203,7 +206,8 @@ class TokenThrottling2025:
         _check_throttle(self.max_prefill, self.min_prefill, self.spread, self.kv_threshold)
 
     def phases(self, draft: Draft) -> Iterator[Phase]:
-        prefill = self.prefill(waiting_for_prefill(draft), draft)
+        in_flight = sum(sequence.remaining for sequence in draft.partial if sequence.in_flight)
+        prefill = self.prefill(waiting_for_prefill(draft) - in_flight, draft)
         yield Chunks(prefill, idle=True)
         yield Admissions(prefill - draft.tokens)
         yield Decodes(self.decodes(len(draft.decoding) + draft.rows_in_flight, draft))
@@ -212,13 +216,14 @@ class TokenThrottling2025:
         """Prefill tokens of a step."""
         spec = draft.spec
         room = spec.block_size * max(draft.blocks_free - int(self.kv_threshold * spec.blocks), 0)
+        room = min(self.max_prefill, room)
         if spec.stages == 1:
-            return min(self.max_prefill, room)
+            return room
         if self.ut:
             room = min(round(max(_headroom(draft.kv_free, self.kv_threshold), 0.0) * self.max_prefill), room)
         if self.wt:
-            return min(max(waiting // self.spread, self.min_prefill), room)
-        return min(self.max_prefill, room)
+            room = min(max(waiting // self.spread, self.min_prefill), room)
+        return room
 
     def decodes(self, rows: int, draft: Draft) -> int:
         """Decodes of a step; `rows` are ready or in flight."""
@@ -234,8 +239,8 @@ def waiting_for_prefill(draft: Draft) -> int:
 
 
 def running_decodes(draft: Draft) -> int:
-    """Sequences that decode, in flight or not."""
-    return sum(sequence.promised > 0 for sequence in draft.running.values())
+    """Sequences that decode, in flight or not; one that is being recomputed does not."""
+    return sum(sequence.decoding for sequence in draft.running.values())
 
 
 def _headroom(free: float, threshold: float) -> float:
