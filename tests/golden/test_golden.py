@@ -1,0 +1,53 @@
+"""What every policy decides on one small trace, as exact integers. `make golden` rewrites them: read the diff.
+
+A line that changed without a policy having been changed on purpose is a bug.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.golden.run import POLICIES, cases, outcome, requests
+
+FILE = Path(__file__).with_name("golden.json")
+
+
+def recorded() -> dict[str, dict[str, int]]:
+    return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def write(golden: dict[str, dict[str, int]]) -> None:
+    """A line a case, so that a diff shows which changed."""
+    lines = (f"  {json.dumps(case)}: {json.dumps(golden[case])}" for case in sorted(golden))
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def difference(old: dict[str, int], new: dict[str, int]) -> list[str]:
+    names = dict.fromkeys([*old, *new])
+    return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if old.get(name) != new.get(name)]
+
+
+@pytest.mark.parametrize("case", cases())
+def test_decisions(case, rewrite_golden):
+    new = outcome(case)
+    assert new["finished"] == len(requests())
+    if rewrite_golden:
+        write(recorded() | {case: new})
+    changed = difference(recorded().get(case, {}), new)
+    assert not changed, f"{case}, golden -> now (make golden, if it is meant): " + "; ".join(changed)
+
+
+def test_every_line_belongs_to_a_case(rewrite_golden):
+    golden = recorded()
+    if rewrite_golden:
+        write({case: line for case, line in golden.items() if case in cases()})
+    assert sorted(recorded()) == cases()
+
+
+def test_the_policies_differ():
+    """Else the trace would tell nothing: at each depth no two decide alike."""
+    golden = recorded()
+    for depth in (1, 4):
+        sums = [golden[f"{policy} @ {depth}"]["slices_crc"] for policy in POLICIES]
+        assert len(set(sums)) == len(POLICIES)
