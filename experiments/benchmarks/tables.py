@@ -1,0 +1,136 @@
+"""Tables of README and docs, made from recorded results: between the lines `<!-- table:NAME -->` and `<!-- end -->`.
+
+python -m experiments.benchmarks.tables                          rewrite the tables
+python -m experiments.benchmarks.tables --quickstart RUN_DIR     first record that run of the quickstart
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import provenance
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
+PAGES = ("README.md",)
+POLICIES = ("chunked_prefill", "vllm_v0", "token_throttling")
+
+Record = Mapping[str, Any]
+
+
+def main() -> None:
+    """Rewrite every table; with `--quickstart` record a run first."""
+    parser = argparse.ArgumentParser(description="Rewrite the tables of README and docs from recorded results.")
+    parser.add_argument("--quickstart", type=Path, metavar="RUN_DIR", help="the folder of a run of the quickstart")
+    if folder := parser.parse_args().quickstart:
+        record_quickstart(folder)
+    for page in PAGES:
+        file = ROOT / page
+        file.write_text(filled(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def record_quickstart(folder: Path) -> None:
+    """Keep the simulated summaries of a quickstart run: deterministic, so the machine does not matter."""
+    summaries = {policy: json.loads((folder / "sim" / policy / "summary.json").read_text()) for policy in POLICIES}
+    run = json.loads((folder / "sim" / POLICIES[0] / "run.json").read_text())
+    kept = {name: run[name] for name in ("revision", "python", "versions", "device", "model", "seed", "spec")}
+    provenance.write(RESULTS / "quickstart.json", kept | {"summaries": summaries})
+
+
+def filled(page: str) -> str:
+    """A page with every table made anew."""
+    return re.sub(r"(<!-- table:(\w+) -->\n).*?(<!-- end -->)", _fill, page, flags=re.DOTALL)
+
+
+def _fill(found: re.Match[str]) -> str:
+    name = found[2]
+    record = json.loads((RESULTS / f"{FILES[name]}.json").read_text(encoding="utf-8"))
+    return f"{found[1]}\n{TABLES[name](record)}\n\n{found[3]}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+METRICS: Mapping[str, tuple[str, str]] = {
+    "TTFT, mean (s)": ("mean_ttft_ms", "s"),
+    "TTFT, P99 (s)": ("p99_ttft_ms", "s"),
+    "TPOT, mean (ms)": ("mean_tpot_ms", "ms"),
+    "TPOT, P99 (ms)": ("p99_tpot_ms", "ms"),
+    "output tokens a second": ("output_throughput", "plain"),
+    "preemptions": ("preemptions", "plain"),
+    "pipeline bubbles": ("bubble_ratio", "share"),
+}
+UNITS: Mapping[str, Callable[[float], str]] = {
+    "s": lambda value: f"{value / 1000:.2f}",
+    "ms": lambda value: f"{value:.0f}",
+    "plain": lambda value: f"{value:,.0f}",
+    "share": lambda value: f"{value:.0%}",
+}
+
+
+def _quickstart(record: Record) -> str:
+    summaries = record["summaries"]
+    rows = [
+        [label, *(UNITS[unit](summaries[policy][metric]) for policy in POLICIES)]
+        for label, (metric, unit) in METRICS.items()
+    ]
+    return _table(["", *(f"`{policy}`" for policy in POLICIES)], rows)
+
+
+def _simulator(record: Record) -> str:
+    rows = [
+        [
+            row["case"],
+            f"{row['requests']:,}",
+            f"{row['steps']:,}",
+            f"{row['serving']:.1f}",
+            f"{row['requests_per_second']:,.0f}",
+            f"{row['steps_per_second']:,.0f}",
+        ]
+        for row in record["rows"]
+    ]
+    head = ["", "requests", "steps", "CPU-s", "requests a CPU-s", "steps a CPU-s"]
+    return f"{_table(head, rows)}\n\n{_made_with(record)}"
+
+
+def _engine(record: Record) -> str:
+    rows = [
+        [
+            f"{row['model']}, batch {row['batch']}",
+            f"{row['prompt_tokens']} + {row['new_tokens']}",
+            f"{row['ratio']:.1f}×",
+            f"{min(row['ratios']):.1f}×-{max(row['ratios']):.1f}×",
+        ]
+        for row in record["rows"]
+    ]
+    return f"{_table(['', 'tokens in + out', 'times as fast', 'over rounds'], rows)}\n\n{_made_with(record)}"
+
+
+def _made_with(record: Record) -> str:
+    versions = record["versions"]
+    names = [f"{name} {versions[name]}" for name in ("torch", "transformers", "simpy") if name in versions]
+    revision = record["revision"]["commit"][:7] if record.get("revision") else "no checkout"
+    return f"Python {record['python']}, {', '.join(names)}, {record['platform'].split('-')[0]}, commit {revision}."
+
+
+TABLES: Mapping[str, Callable[[Record], str]] = {
+    "quickstart": _quickstart,
+    "simulator": _simulator,
+    "engine": _engine,
+}
+FILES: Mapping[str, str] = {
+    "quickstart": "quickstart",
+    "simulator": "simulator",
+    "engine": "engine_vs_transformers",
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""docs/policies.md, made from what the code says of itself: `python -m experiments.catalogue`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "policies.md"
+GROUP = ROOT / "conf" / "policy"
+QUESTIONS = {
+    "budget": "What is a step made of?",
+    "order": "Who is next among the waiting?",
+    "admission": "May it start now?",
+    "victims": "Who gives way when memory is short, and how?",
+    "route": "Which replica serves a new request?",
+    "overlap": "What runs at the same time?",
+}
+HEAD = """# Policies
+
+Made from the docstrings by `python -m experiments.catalogue`: edit those.
+
+A policy is a composition of choices; each is an option of its own: `policy=chunked_prefill policy/victims=largest
+policy.budget.tokens=512`. The rule that joins them is `policies.composed.Composed`. Tokens and seconds are bare, KV is
+counted in blocks.
+
+| `policy=` | budget | admission | |
+|---|---|---|---|
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    """The whole page, Markdown."""
+    compositions = "\n".join(_composition(file) for file in sorted(GROUP.glob("*.yaml")))
+    choices = "\n".join(_choice(name, question) for name, question in QUESTIONS.items())
+    return f"{HEAD}{compositions}\n\n{choices}"
+
+
+def _composition(file: Path) -> str:
+    defaults: dict[str, str] = {}
+    for entry in _read(file)["defaults"]:
+        defaults |= entry
+    return f"| `{file.stem}` | `{defaults['budget']}` | `{defaults['admission']}` | {_title(file)} |"
+
+
+def _choice(name: str, question: str) -> str:
+    options = "\n".join(_option(name, file) for file in sorted((GROUP / name).glob("*.yaml")))
+    return f"## {name}: {question[0].lower()}{question[1:]}\n\n{options}"
+
+
+def _option(group: str, file: Path) -> str:
+    config = _read(file)
+    part = get_class(config["_target_"])
+    heading = f"### `policy/{group}={file.stem}`\n\n{cleandoc(part.__doc__ or '')}\n"
+    rows = list(_parameters(group, part, config))
+    if not rows:
+        return heading
+    return heading + "\n| option | default |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _parameters(group: str, part: type, config: Mapping[str, Any]) -> Iterator[str]:
+    for field in fields(part):
+        if field.init:
+            yield f"| `policy.{group}.{field.name}` | `{config.get(field.name, _default(field))}` |"
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default is MISSING:
+        return "required"
+    return getattr(field.default, "value", field.default)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    content = OmegaConf.to_container(OmegaConf.load(file))
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+def _title(file: Path) -> str:
+    return file.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+
+
+if __name__ == "__main__":
+    main()
