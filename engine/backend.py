@@ -56,7 +56,7 @@ class TorchBackend:
         )
         self.spec = replace(limits, blocks=_fitting_blocks(model, limits)) if blocks is None else limits
         self._runner = Runner(model, {0: make_pools(model, self.spec)})
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._worker = ThreadPoolExecutor(1, "engine", torch.set_num_threads, (torch.get_num_threads(),))
         self._changed = Condition()
         # All below are guarded by `_changed`.
         self._ready: deque[Done] = deque()

@@ -54,6 +54,17 @@ def write_kv(kv: Tensor, slots: Tensor, pool: Tensor) -> None:
     pool.view(blocks * block_size, -1).index_copy_(0, slots, kv)
 
 
+class Linear:
+    """A projection x [T, in] -> [T, out] by weight [out, in] and bias [out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+
 class Attention:
     """Causal attention of a batch over its pages, slice by slice in float32."""
 

@@ -14,6 +14,12 @@ from kernels.batch import PagedBatch
 Kernel = Callable[..., Any]
 
 
+class Project(Protocol):
+    """A projection that has been told its weight."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
 class Attend(Protocol):
     """Attention that has been told its batch: runs once for every layer."""
 
@@ -29,6 +35,8 @@ class Ops:
     """May overwrite its first argument."""
     rotate: Callable[[Tensor, Tensor, Tensor], None]
     silu_mul: Callable[[Tensor], Tensor]
+    linear: Callable[[Tensor, Tensor | None], Project]
+    """May keep the weight in a layout of its own: hand over weights that nobody else uses."""
     write_kv: Callable[[Tensor, Tensor, Tensor], None]
     attention: Callable[[PagedBatch], Attend]
     sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -36,13 +44,15 @@ class Ops:
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """One way to do one operation, and the device types it runs on (empty: all)."""
+    """One way to do one operation, the device types it runs on (empty: all), and what else must hold."""
 
     kernel: Kernel
     devices: tuple[str, ...] = ()
+    condition: Callable[[], bool] | None = None
 
     def runs_on(self, device: str) -> bool:
-        return not self.devices or device in self.devices
+        fits = not self.devices or device in self.devices
+        return fits and (self.condition is None or self.condition())
 
 
 CPU = ("cpu",)
@@ -52,6 +62,10 @@ IMPLEMENTATIONS: Mapping[str, Mapping[str, Implementation]] = {
     "add_rms_norm": {"reference": Implementation(reference.add_rms_norm), "cpu": Implementation(cpu.add_rms_norm, CPU)},
     "rotate": {"reference": Implementation(reference.rotate)},
     "silu_mul": {"reference": Implementation(reference.silu_mul), "cpu": Implementation(cpu.silu_mul, CPU)},
+    "linear": {
+        "reference": Implementation(reference.Linear),
+        "onednn": Implementation(cpu.linear, CPU, condition=cpu.can_pack),
+    },
     "write_kv": {"reference": Implementation(reference.write_kv)},
     "attention": {"reference": Implementation(reference.Attention), "cpu": Implementation(cpu.Attention, CPU)},
     "sample": {"reference": Implementation(reference.sample)},

@@ -15,10 +15,10 @@ from torch import Tensor
 from engine.config import DecoderConfig
 from engine.kv import KvPool
 from engine.rope import frequencies
-from engine.weights import LayerWeights, Linear, Weights
+from engine.weights import LayerWeights, Weights
 from kernels.batch import PagedBatch
 from kernels.reference import rope_table
-from kernels.registry import Attend, Ops
+from kernels.registry import Attend, Ops, Project
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,19 @@ class _Pass:
     slots: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's weights as the chosen operations want them."""
+
+    attention_norm: Tensor
+    qkv: Project
+    qk_norm: Tensor | None
+    out: Project
+    mlp_norm: Tensor
+    gate_up: Project
+    down: Project
+
+
 class Decoder:
     """A decoder with its weights; calling it computes logits and writes KV into the pool it is given."""
 
@@ -53,7 +66,11 @@ class Decoder:
         self.config = config
         self.shape = config.shape
         self.ops = ops
-        self.weights = weights
+        self._embedding = weights.embedding
+        self._layers = [_layer(layer, ops) for layer in weights.layers]
+        self._norms = [*(layer.attention_norm for layer in weights.layers[1:]), weights.norm]
+        """What follows each layer."""
+        self._head = ops.linear(weights.head, None)
         self._scale = self.shape.head_dim**-0.5
         turns, scale = frequencies(config.rope, self.shape.head_dim)
         table = rope_table(turns, self.shape.max_length, scale, self.dtype)
@@ -61,46 +78,51 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.weights.embedding.dtype
+        return self._embedding.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.weights.embedding.device
+        return self._embedding.device
 
     def __call__(self, inputs: Inputs, pool: KvPool) -> Tensor:
         """Logits of the wanted rows, [rows, vocabulary], in the model's dtype."""
-        layers, shared = self.weights.layers, self._shared(inputs)
-        norms = [*(layer.attention_norm for layer in layers[1:]), self.weights.norm]
-        residual = F.embedding(inputs.tokens, self.weights.embedding)
-        x = self.ops.rms_norm(residual, layers[0].attention_norm, self.config.rms_eps)
-        for layer, kv, norm in zip(layers, pool.layers, norms, strict=True):
+        shared = self._shared(inputs)
+        residual = F.embedding(inputs.tokens, self._embedding)
+        x = self.ops.rms_norm(residual, self._layers[0].attention_norm, self.config.rms_eps)
+        for layer, kv, norm in zip(self._layers, pool.layers, self._norms, strict=True):
             x, residual = self._layer(layer, x, residual, kv, shared)
             x, residual = self.ops.add_rms_norm(x, residual, norm, self.config.rms_eps)
-        return F.linear(x.index_select(0, inputs.rows), self.weights.head)
+        return self._head(x.index_select(0, inputs.rows))
 
     def _shared(self, inputs: Inputs) -> _Pass:
         cos, sin = (table.index_select(0, inputs.positions) for table in (self._cos, self._sin))
         return _Pass(self.ops.attention(inputs.pages), cos, sin, inputs.slots)
 
-    def _layer(
-        self, layer: LayerWeights, x: Tensor, residual: Tensor, kv: Tensor, shared: _Pass
-    ) -> tuple[Tensor, Tensor]:
+    def _layer(self, layer: _Layer, x: Tensor, residual: Tensor, kv: Tensor, shared: _Pass) -> tuple[Tensor, Tensor]:
         """The normed input [T, hidden] of a layer -> its output before the residual is added, and the residual."""
         x = self._attention(layer, x, kv, shared)
         x, residual = self.ops.add_rms_norm(x, residual, layer.mlp_norm, self.config.rms_eps)
-        return _linear(self.ops.silu_mul(_linear(x, layer.gate_up)), layer.down), residual
+        return layer.down(self.ops.silu_mul(layer.gate_up(x))), residual
 
-    def _attention(self, layer: LayerWeights, x: Tensor, kv: Tensor, shared: _Pass) -> Tensor:
+    def _attention(self, layer: _Layer, x: Tensor, kv: Tensor, shared: _Pass) -> Tensor:
         heads, kv_heads, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
-        qkv = _linear(x, layer.qkv)  # [T, (heads + 2 * kv_heads) * head_dim]
+        qkv = layer.qkv(x)  # [T, (heads + 2 * kv_heads) * head_dim]
         rotated = qkv[:, : (heads + kv_heads) * head_dim].unflatten(1, (heads + kv_heads, head_dim))
         if layer.qk_norm is not None:
             rotated.copy_(self.ops.rms_norm(rotated, layer.qk_norm, self.config.rms_eps))
         self.ops.rotate(rotated, shared.cos, shared.sin)
         # The keys were changed in place, so they and the values are still side by side.
         self.ops.write_kv(qkv[:, heads * head_dim :], shared.slots, kv)
-        return _linear(shared.attend(rotated[:, :heads], kv, self._scale), layer.out)
+        return layer.out(shared.attend(rotated[:, :heads], kv, self._scale))
 
 
-def _linear(x: Tensor, projection: Linear) -> Tensor:
-    return F.linear(x, projection.weight, projection.bias)
+def _layer(weights: LayerWeights, ops: Ops) -> _Layer:
+    return _Layer(
+        attention_norm=weights.attention_norm,
+        qkv=ops.linear(*weights.qkv),
+        qk_norm=weights.qk_norm,
+        out=ops.linear(*weights.out),
+        mlp_norm=weights.mlp_norm,
+        gate_up=ops.linear(*weights.gate_up),
+        down=ops.linear(*weights.down),
+    )

@@ -45,6 +45,20 @@ def test_silu_mul(name):
     torch.testing.assert_close(select(choices={"silu_mul": name}).silu_mul(x), REFERENCE.silu_mul(x))
 
 
+@pytest.mark.parametrize("name", others("linear"))
+@pytest.mark.parametrize("rows", [0, 1, 7, 40])
+@pytest.mark.parametrize("size", [(24, 16), (300, 256)])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear(name, rows, size, biased, dtype):
+    """Small weights and large ones, which are stored in another layout."""
+    weight, bias = torch.randn(size).to(dtype), torch.randn(size[0]).to(dtype) if biased else None
+    x = torch.randn(rows, size[1]).to(dtype)
+    out = select(choices={"linear": name}).linear(weight, bias)(x)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out, REFERENCE.linear(weight, bias)(x), rtol=tolerance, atol=tolerance)
+
+
 def test_rms_norm_is_its_formula():
     x, weight = torch.randn(3, 8), torch.randn(8)
     expected = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight
