@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 
 from experiments import settings
-from playground.core import Done, Request, Spec, Step
+from playground.core import Request, Spec, Step
 from playground.loop import serve
 from playground.scheduler import Ended, Event, Scheduler
 from playground.sim.backend import Modelled, SimBackend
@@ -101,8 +101,6 @@ class Tally(NoTrace):
         counts["prefill_squares"] += prefill * prefill
         decided = [(part.sequence, part.epoch, part.start, part.length, part.samples) for part in step.slices]
         counts["slices_crc"] = crc32(repr(decided).encode(), counts["slices_crc"])
-
-    def committed(self, done: Done, step: Step) -> None: ...
 
     def happened(self, event: Event) -> None:
         self.integers["preempted"] += event.kind in ("recompute", "swap")

@@ -71,6 +71,13 @@ def test_orca_counts_its_batch_by_step_so_that_a_pipeline_fills():
     assert machine.step() == {2: 1, 3: 1}
 
 
+def test_orca_leaves_the_decodes_beyond_its_batch_to_the_next_step():
+    scene = Scene(stages=2)
+    decodes = [scene.decodes() for _ in range(3)]
+    scene.waits()
+    assert list(placed(plan(Composed(Orca(batch=2)), scene))) == [decodes[0].id, decodes[1].id]
+
+
 def test_orca_reserves_the_longest_output():
     # 50 blocks = 800 tokens. 300 + 101 - 1 = 400 tokens, twice, fill it; a third must wait though little is in use.
     machine = Machine(Composed(Orca(batch=16), admission=MaxLength()), blocks=50)

@@ -41,12 +41,13 @@ def test_the_threshold_caps_every_prompt_in_the_queue_and_out_of_it():
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted():
-    # No block is free; the first decode needs one. The last arrived gives 10 up, which would hold the one that waits.
+    # No block is free; the first decode needs one. The last arrived gives 10 up, and the 99 tokens that are left of the
+    # budget would go into 7 of them.
     scene = Scene(blocks=100)
     needy, young = scene.decodes(160), scene.decodes(160)
     waiting = scene.waits(prompt=16, arrival=0.5)
     scene.fill(80)
-    draft = plan(v1(), scene)
+    draft = plan(v1(tokens=100), scene)
     assert (placed(draft), victims(draft)) == ({needy.id: 1}, [young.id])
     assert draft.blocks_free == 9
     assert list(draft.waiting) == [young, waiting]
