@@ -45,15 +45,24 @@ class Prefixes:
 
 
 def synthesize(
-    rng: Generator, count: int, lengths: Lengths, prefixes: Prefixes | None, tenants: int, priorities: int
+    rng: Generator,
+    count: int,
+    lengths: Lengths,
+    prefixes: Prefixes | None,
+    tenants: int,
+    priorities: int,
+    private: Iterator[int],
 ) -> Iterator[Row]:
-    """So many rows without arrivals; `tenants` and `priorities` are how many of each there are, all equally likely."""
+    """So many rows without arrivals; `tenants` and `priorities` are how many of each there are, all equally likely.
+
+    `private` gives ids to blocks that nobody shares; no two calls for one workload may be given the same ones.
+    """
     prompts, outputs = lengths.draw(rng, count)
     rows: Iterator[Row] = (
         Row(None, prompt, output) for prompt, output in zip(prompts.tolist(), outputs.tolist(), strict=True)
     )
     if prefixes:
-        rows = _prefixed(rows, prefixes, rng.integers(prefixes.groups, size=count).tolist())
+        rows = _prefixed(rows, prefixes, rng.integers(prefixes.groups, size=count).tolist(), private)
     if tenants > 1:
         names = (f"tenant-{number}" for number in rng.integers(tenants, size=count).tolist())
         rows = (row._replace(tenant=name) for row, name in zip(rows, names, strict=True))
@@ -63,9 +72,13 @@ def synthesize(
     return rows
 
 
-def _prefixed(rows: Iterator[Row], prefixes: Prefixes, groups: list[int]) -> Iterator[Row]:
+def private_ids(prefixes: Prefixes | None) -> Iterator[int]:
+    """Ids that no shared block has."""
+    return counter(prefixes.groups * prefixes.blocks if prefixes else 0)
+
+
+def _prefixed(rows: Iterator[Row], prefixes: Prefixes, groups: list[int], private: Iterator[int]) -> Iterator[Row]:
     """Behind the prefix every block is nobody else's."""
-    private = counter(prefixes.groups * prefixes.blocks)
     for row, group in zip(rows, groups, strict=True):
         length = prefixes.length + row.prompt_length
         own = length // prefixes.block - prefixes.blocks

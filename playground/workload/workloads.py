@@ -25,8 +25,11 @@ from playground.workload.rows import Row
 from playground.workload.sessions import SessionRows, draw_sessions
 from playground.workload.shipped import POOLS, TRACES, find, slot
 from playground.workload.source import ClosedLoop, OpenLoop, Sessions, Source
-from playground.workload.synthetic import Prefixes, synthesize
+from playground.workload.synthetic import Prefixes, private_ids, synthesize
 from playground.workload.tracefile import TraceFile
+
+FRUITLESS = 100
+"""Draws in a row of which the limits left nothing, after which they are taken to be impossible."""
 
 
 class Workload(Protocol):
@@ -63,7 +66,7 @@ class FileWorkload(Replay):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made(Limits):
-    """Requests made up from distributions; with `long=drop`, fewer than `requests` may remain."""
+    """Requests made up from distributions: `requests` of them within the limits."""
 
     requests: int = 1000
     lengths: Lengths = field(default_factory=lambda: Independent(Fixed(1024), Fixed(128)))
@@ -79,8 +82,22 @@ class Made(Limits):
 
     def rows(self, seed: int) -> Iterator[Row]:
         """The rows, without arrivals."""
-        rng = self.rng(seed, LENGTHS)
-        return self.limit(synthesize(rng, self.requests, self.lengths, self.prefixes, self.tenants, self.priorities))
+        return islice(self._endless(seed), self.requests)
+
+    def _endless(self, seed: int) -> Iterator[Row]:
+        """Drawn again for those that the limits leave out."""
+        rng, private = self.rng(seed, LENGTHS), private_ids(self.prefixes)
+        kinds = self.lengths, self.prefixes, self.tenants, self.priorities
+        fruitless = 0
+        while fruitless < FRUITLESS:
+            fruitless += 1
+            for row in self.limit(synthesize(rng, self.requests, *kinds, private)):
+                fruitless = 0
+                yield row
+        raise WorkloadError(
+            f"workload.max_length={self.max_length} and the other limits leave none of "
+            f"{FRUITLESS * self.requests} drawn requests: widen them, or take workload.long=clip"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -425,3 +425,16 @@ def test_a_bad_option_is_named_in_one_line(make: Callable[[], Any], message: str
     with pytest.raises(WorkloadError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+def test_synthetic_requests_left_out_are_drawn_again() -> None:
+    workload = SyntheticWorkload(requests=50, lengths=Independent(Uniform(100, 0.9), Fixed(10)), max_prompt=60)
+    prompts = [request.prompt_length for request in workload.draw(0)]
+    assert len(prompts) == 50
+    assert max(prompts) <= 60
+
+
+def test_impossible_limits_are_told() -> None:
+    workload = SyntheticWorkload(requests=5, lengths=Independent(Fixed(100), Fixed(10)), max_length=50)
+    with pytest.raises(WorkloadError, match=r"workload\.max_length=50 .* leave none of 500"):
+        list(workload.draw(0))
