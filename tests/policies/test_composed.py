@@ -81,12 +81,14 @@ def test_whole_prompts_are_not_cut_but_alone():
 
 def test_a_cached_prefix_costs_no_tokens():
     # 160 tokens, 5 blocks of 16 cached: 80 remain.
-    scene = Scene()
-    hashes = tuple(range(10))
-    owner = scene.partial(160, 80, hashes=hashes)
-    scene.rank.publish(owner, 80)
-    waiting = scene.waits(prompt=160, hashes=hashes)
-    assert placed(plan(made_of(Admissions(tokens=100)), scene)) == {waiting.id: 80}
+    for whole in (False, True):
+        scene = Scene()
+        hashes = tuple(range(10))
+        owner = scene.partial(160, 80, hashes=hashes)
+        scene.rank.publish(owner, 80)
+        first, waiting = scene.waits(prompt=20), scene.waits(prompt=160, hashes=hashes)
+        expected = {first.id: 20, waiting.id: 80}
+        assert placed(plan(made_of(Admissions(tokens=100, whole=whole)), scene)) == expected
 
 
 def test_limits_of_the_backend_bound_every_phase():
@@ -201,11 +203,11 @@ BUDGETS = [Static(), PrefillFirst(), Unified(), ChunkedPrefill(), TokenThrottlin
 def test_half_computed_prompts_that_hold_all_memory_do_not_stall(budget, stages):
     """gLLM's stall: no decode is left, nothing is free, and only decodes could give way."""
     scene = Scene(blocks=100, stages=stages)
-    old, young = scene.partial(1000, 800), scene.partial(1000, 800)
+    old, _, young = scene.partial(1000, 512), scene.partial(1000, 512), scene.partial(1000, 576)
     scene.waits(prompt=100)
     draft = plan(Composed(budget), scene)
-    assert placed(draft).get(old.id) == 200
-    assert victims(draft) == [young.id]
+    assert placed(draft).get(old.id) == 488  # 31 blocks, of the youngest's 36
+    assert victims(draft)[0] == young.id
 
 
 def test_with_steps_in_flight_there_is_no_hurry():
