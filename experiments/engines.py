@@ -101,4 +101,4 @@ def _check_torch() -> None:
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise SettingError(f"backend=engine needs torch: pip install 'serving-playground[engine]' ({error})") from error
+        raise SettingError(f"backend=engine needs torch: pip install -e '.[engine]' ({error})") from error

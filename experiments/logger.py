@@ -130,7 +130,7 @@ class TensorBoardLogger:
 def _check_installed(package: str, extra: str) -> None:
     if find_spec(package) is None:
         raise SettingError(
-            f"logger={package} needs a package that is not installed: pip install 'serving-playground[{extra}]'"
+            f"logger={package} needs a package that is not installed: pip install -e '.[{extra}]'"
         )
 
 

@@ -29,7 +29,7 @@ class Quickstart:
     idle: Sequence[str]
     engine: Sequence[str]
     load: float = 0.8
-    probe: int = 400
+    probe: int = 200
 
     def __post_init__(self) -> None:
         if not self.policies:
@@ -79,7 +79,7 @@ class Quickstart:
         try:
             from analysis.plots import save_all
         except ImportError:
-            print("No plots: pip install 'serving-playground[report]'")
+            print("No plots: pip install -e '.[report]'")
             return
         for part in ("sim", "engine"):
             save_all({policy: load(folder / part / policy) for policy in self.policies}, folder / part / "plots")

@@ -119,7 +119,7 @@ def _plot(tables: Mapping[str, Any], folder: Path) -> None:
         save_all(tables, folder)
     except ImportError as error:
         raise SettingError(
-            f"plots=true needs matplotlib: pip install 'serving-playground[report]' ({error})"
+            f"plots=true needs matplotlib: pip install -e '.[report]' ({error})"
         ) from error
 
 

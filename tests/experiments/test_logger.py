@@ -85,7 +85,7 @@ def test_without_the_package_the_extra_is_named(playground, monkeypatch):
     monkeypatch.setattr("experiments.logger.find_spec", lambda _: None)
     outcome = playground(*SMALL, "logger=wandb")
     assert outcome.code == 2
-    assert "pip install 'serving-playground[wandb]'" in outcome.err
+    assert "pip install -e '.[wandb]'" in outcome.err
 
 
 def test_windows_are_bounded_and_lose_no_token():
