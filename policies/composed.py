@@ -22,6 +22,7 @@ from policies.route import RoundRobin
 from policies.victims import LastArrived
 
 FOREVER = 1 << 40
+PATIENCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,8 @@ class Composed:
 
     Whatever they are, it does not stall: with nothing else to do and nothing in flight, the oldest sequence goes on
     at the expense of the youngest (a half-prefilled prompt may lose its blocks, too), and an idle rank starts the
-    first in its queue.
+    first in its queue. Nor do sequences chase one another out of memory for ever: one that lost its KV `PATIENCE`
+    times gives way only to older ones, so the oldest that runs comes to its end.
     """
 
     budget: Budget
@@ -139,7 +141,7 @@ class Composed:
     def fill(self, draft: Draft) -> None:
         for phase in self.budget.phases(draft):
             self._carry_out(phase, draft)
-        if draft.empty and not draft.in_flight and draft.wake_at == inf:
+        if draft.empty and draft.wake_at == inf and not _in_flight(draft):
             self._keep_moving(draft)
 
     def _carry_out(self, phase: Phase, draft: Draft) -> None:
@@ -156,18 +158,17 @@ class Composed:
     # --- running sequences
 
     def _serve(self, draft: Draft, queue: list[Sequence], tokens: int, each: int) -> None:
-        place, left = 0, min(tokens, draft.tokens_left)
-        while place < len(queue) and left > 0:
-            placed = draft.take_decodes(queue[place : place + left])
-            place, left = place + placed, left - placed
-            if place == len(queue) or left <= 0:
+        place, most = 0, draft.tokens + min(tokens, draft.tokens_left)
+        # `draft.tokens` falls when a victim had been placed before: its share goes to those after it.
+        while place < len(queue) and (left := most - draft.tokens) > 0:
+            place += draft.take_decodes(queue[place : place + left])
+            if place == len(queue) or (left := most - draft.tokens) <= 0:
                 return
             sequence = queue[place]
             place += 1
             if not draft.ready(sequence):  # a victim of one before it
                 continue
             placed = self._insist(draft, sequence, min(sequence.remaining, left, each))
-            left -= placed
             if not placed and sequence.state is State.RUNNING:
                 return  # room will come when a victim's slices in flight commit
 
@@ -176,12 +177,20 @@ class Composed:
         while (need := draft.blocks_needed(needy, tokens)) > draft.blocks_free:
             if draft.blocks_free + _coming_free(draft) >= need:
                 return 0
-            victim = self.victims(draft, needy)
+            victim = self._victim(draft, needy)
             how = self.victims.how if draft.can_swap(victim) else How.RECOMPUTE
             freed = draft.preempt(victim, how)
             if victim is needy or not freed:
                 return 0
         return draft.take(needy, tokens)
+
+    def _victim(self, draft: Draft, needy: Sequence) -> Sequence:
+        """The victims' choice, unless that one has suffered enough to give way to its elders only."""
+        chosen = self.victims(draft, needy)
+        if chosen.preemptions < PATIENCE or _age(chosen) > _age(needy):
+            return chosen
+        younger = [sequence for sequence in draft.running.values() if _age(sequence) > _age(needy)]
+        return max(younger, key=_age, default=needy)
 
     # --- waiting sequences
 
@@ -230,6 +239,11 @@ def _coming_free(draft: Draft) -> int:
     copies = (copy for step in draft.in_flight for copy in step.copies)
     leaving = (len(copy.source) for copy in copies if copy.lane == COPY_OUT and copy.rank == draft.rank)
     return draft.blocks_freeing + sum(leaving)
+
+
+def _in_flight(draft: Draft) -> bool:
+    """Whether anything of this rank is: in lockstep, others may go on for ever."""
+    return any(part.rank == draft.rank for step in draft.in_flight for part in (*step.slices, *step.copies))
 
 
 def _first_rows(decoding: list[Sequence], rows: int) -> list[Sequence]:
