@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,16 +55,26 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Costed:
-    """Real tensors on the simulator's clock: pipelines, replicas and run-ahead with real tokens on one CPU."""
+    """Real tensors on the simulator's clock: pipelines, replicas and run-ahead with real tokens on one CPU.
+
+    `blocks` holds where `kv.blocks` says nothing: the pool that fits the simulated device rarely fits this machine.
+    """
 
     simulated: Simulated
     engine: Engine
+    blocks: int = 4096
 
     def make(self, plan: Plan) -> Backend:
         model = self.engine.load(plan)
         from engine.costed import CostedBackend
 
-        return CostedBackend(model, self.simulated.make(plan))
+        return CostedBackend(model, self.simulated.make(self._capped(plan)))
+
+    def _capped(self, plan: Plan) -> Plan:
+        kv = plan.settings.kv
+        if kv.blocks is not None:
+            return plan
+        return replace(plan, settings=replace(plan.settings, kv=replace(kv, blocks=self.blocks)))
 
     def where(self, plan: Plan) -> str:
         return self.simulated.where(plan)

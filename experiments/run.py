@@ -118,9 +118,7 @@ def _plot(tables: Mapping[str, Any], folder: Path) -> None:
 
         save_all(tables, folder)
     except ImportError as error:
-        raise SettingError(
-            f"plots=true needs matplotlib: pip install -e '.[report]' ({error})"
-        ) from error
+        raise SettingError(f"plots=true needs matplotlib: pip install -e '.[report]' ({error})") from error
 
 
 def job(config: DictConfig) -> Summary | None:
@@ -174,6 +172,8 @@ def main() -> None:
     """Exit codes: 0 served, 2 something to mend in the options, 130 interrupted, 1 a bug (with its traceback)."""
     settings.register()
     plugins.register()
+    # The console script, unlike `python -m`, would not find a user's module in the folder that it is called from.
+    sys.path.append(os.getcwd())
     try:
         overrides.check_flags(sys.argv[1:])
         overrides.completing(_compose_and_run, sys.argv[1:])

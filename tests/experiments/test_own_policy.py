@@ -108,3 +108,9 @@ def test_a_policy_that_does_nothing_is_an_error_and_not_a_hang(playground, mypkg
     outcome = playground(*SMALL, "policy._target_=mypkg.OneAtATime")
     assert outcome.code == 2
     assert "OneAtATime placed nothing" in outcome.err
+
+
+def test_a_module_in_the_current_folder_is_found(playground, tmp_path):
+    (tmp_path / "here_policy.py").write_text(PACKAGE)
+    outcome = playground(*SMALL, "policy._target_=here_policy.OneAtATime")
+    assert outcome.code == 0, outcome.err

@@ -128,6 +128,12 @@ class TestEngine:
         assert "NOT identical" in capfd.readouterr().out
 
 
+def test_costed_runs_a_pipeline_of_tensors_on_a_simulated_clock(playground):
+    outcome = playground("backend=costed", "model=tiny", "parallel=pp4", "workload.requests=6")
+    assert outcome.code == 0, outcome.err
+    assert outcome.last["completed"] == 6
+
+
 def test_what_cannot_be_replayed_is_told(playground, monkeypatch, capfd):
     from experiments.__main__ import main
 
