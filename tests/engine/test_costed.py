@@ -64,9 +64,9 @@ def requests(prompts, output_length=TOKENS):
     ]
 
 
-def run(requests, policy, spec, wrap):
+def run(requests, policy, spec, wrap, **options):
     backend = wrap(SimBackend(spec, Steady(spec.stages)))
-    scheduler = Scheduler(backend.spec, policy)
+    scheduler = Scheduler(backend.spec, policy, **options)
     decisions = Decisions()
     serve(OpenLoop(requests), scheduler, backend, decisions)
     scheduler.check()
@@ -142,6 +142,26 @@ def test_ends_come_from_the_model(model, prompts, answers, run_ahead):
     costed = run(stopping, policy, spec, lambda inner: CostedBackend(model, inner))
     assert [costed.tokens[id] for id in range(len(answers))] == wanted
     assert set(costed.outcomes.values()) == {"finished"}
+
+
+def test_cached_prefixes_change_no_token(model):
+    """Prompts of which a trace knows hash ids only, with and without the prefix cache."""
+    spec = Spec(blocks=120, block_size=4, max_tokens=64, forwards_tokens=True)
+    chains = [(1, 2, 3, 4), (1, 2, 3, 5, 6), (1, 2, 9), (7, 8), (1, 2, 3, 4, 10)]
+    asked = [
+        Request(id, id * 0.05, 8 * len(chain) - 3, 8, 8, hashes=chain, hash_block=8) for id, chain in enumerate(chains)
+    ]
+    policy = Composed(BUDGETS["unified"])
+    cached, whole = (
+        run(asked, policy, spec, lambda inner: CostedBackend(model, inner), prefix_cache=on) for on in (True, False)
+    )
+    assert cached.tokens == whole.tokens
+
+    def computed(decisions):
+        return sum(part.length for step in decisions.steps for part in step.slices)
+
+    # Three and two whole hashes, none, and four of which the first prompt holds 29 tokens: seven full blocks.
+    assert computed(cached) == computed(whole) - (24 + 16 + 0 + 28)
 
 
 def test_the_models_length_bounds_the_specs(llama):
