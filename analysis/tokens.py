@@ -47,8 +47,11 @@ def _flat_ticks(steps: pd.DataFrame) -> tuple[Array, Array]:
     first = np.cumsum(counts) - counts
     flat = np.empty(int(counts.sum()))
     flat[first] = steps["finished"].to_numpy()
-    for row in np.flatnonzero(counts > 1):
-        flat[first[row] : first[row] + counts[row]] = steps["ticks"].iloc[row]
+    merged = counts > 1
+    if merged.any():
+        flat[np.repeat(first[merged], counts[merged]) + _ranges(counts[merged])] = np.concatenate(
+            steps["ticks"][merged]
+        )
     return flat, first
 
 

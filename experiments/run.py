@@ -136,6 +136,8 @@ def job(config: DictConfig) -> Summary | None:
     name = f"{choices['policy']} ({choices['backend']})"
     summary = execute(config, name)
     report.console().print(report.one_run(summary, name))
+    if summary["notes"]:
+        print(f"Small samples: {'; '.join(summary['notes'])}")
     print(f"Traces and summary: {config.run_dir}")
     print(json.dumps({"run_dir": config.run_dir} | summary))
     return summary
