@@ -49,9 +49,8 @@ def _flat_ticks(steps: pd.DataFrame) -> tuple[Array, Array]:
     flat[first] = steps["finished"].to_numpy()
     merged = counts > 1
     if merged.any():
-        flat[np.repeat(first[merged], counts[merged]) + _ranges(counts[merged])] = np.concatenate(
-            steps["ticks"][merged]
-        )
+        ticks = np.concatenate(steps["ticks"].to_numpy()[merged])
+        flat[np.repeat(first[merged], counts[merged]) + _ranges(counts[merged])] = ticks
     return flat, first
 
 

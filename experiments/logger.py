@@ -129,9 +129,7 @@ class TensorBoardLogger:
 
 def _check_installed(package: str, extra: str) -> None:
     if find_spec(package) is None:
-        raise SettingError(
-            f"logger={package} needs a package that is not installed: pip install -e '.[{extra}]'"
-        )
+        raise SettingError(f"logger={package} needs a package that is not installed: pip install -e '.[{extra}]'")
 
 
 @contextmanager
