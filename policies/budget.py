@@ -88,7 +88,9 @@ class Unified:
     """One budget of `tokens` without phases: running sequences in order of admission, then waiting ones.
 
     After a preemption nobody is admitted in the same step. `long_prefill_threshold` caps the tokens of one sequence
-    (0: off). Source: vLLM v1 scheduler (`max_num_batched_tokens` 2048, `long_prefill_token_threshold`).
+    (0: off). Without it, and while nobody is preempted, the decisions are those of `chunked_prefill`: the prompt in
+    chunks is the last admitted, so all decodes come before it. Source: vLLM v1 scheduler (`max_num_batched_tokens`
+    2048, `long_prefill_token_threshold`).
     """
 
     tokens: int = 2048

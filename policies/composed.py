@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from playground.core import COPY_OUT, RequestView, Spec
+from playground.core import COPY_IN, COPY_OUT, RequestView, Spec
 from playground.draft import Draft, How
 from playground.policy import ClusterView
 from playground.sequence import Sequence, State
@@ -115,7 +115,7 @@ class Composed:
     Whatever they are, it does not stall: with nothing else to do and nothing in flight, the oldest sequence goes on
     at the expense of the youngest (a half-prefilled prompt may lose its blocks, too), and an idle rank starts the
     first in its queue. Nor do sequences chase one another out of memory for ever: one that lost its KV `PATIENCE`
-    times gives way only to older ones, so the oldest that runs comes to its end.
+    times gives way only to older ones, and does not come back while such run.
     """
 
     budget: Budget
@@ -178,6 +178,8 @@ class Composed:
             if draft.blocks_free + _coming_free(draft) >= need:
                 return 0
             victim = self._victim(draft, needy)
+            if victim is needy and _coming_back(draft):
+                return 0  # sequences that hold memory, and cannot be victims before they run again
             how = self.victims.how if draft.can_swap(victim) else How.RECOMPUTE
             freed = draft.preempt(victim, how)
             if victim is needy or not freed:
@@ -206,6 +208,8 @@ class Composed:
 
     def _start(self, draft: Draft, sequence: Sequence, phase: Admissions, left: int) -> int | None:
         """Tokens placed of a waiting sequence (0 while its KV is copied back, or if it had to be turned away)."""
+        if _must_wait(draft, sequence):
+            return None
         if sequence.state is State.SWAPPED:  # with room for its next token, or it would be the next victim
             return 0 if self.admission(draft, sequence, 1) and draft.swap_in(sequence) else None
         if phase.whole and sequence.request.prompt_length > draft.spec.max_tokens:
@@ -239,6 +243,19 @@ def _coming_free(draft: Draft) -> int:
     copies = (copy for step in draft.in_flight for copy in step.copies)
     leaving = (len(copy.source) for copy in copies if copy.lane == COPY_OUT and copy.rank == draft.rank)
     return draft.blocks_freeing + sum(leaving)
+
+
+def _coming_back(draft: Draft) -> bool:
+    """Whether any sequence is being swapped in."""
+    copies = [copy for step in draft.in_flight for copy in step.copies] + draft.copies
+    return any(copy.lane == COPY_IN and copy.rank == draft.rank for copy in copies)
+
+
+def _must_wait(draft: Draft, sequence: Sequence) -> bool:
+    """Whether it lost its KV so often that it comes back only when its elders have ended."""
+    if sequence.preemptions < PATIENCE:
+        return False
+    return any(_age(other) < _age(sequence) for other in draft.running.values())
 
 
 def _in_flight(draft: Draft) -> bool:
