@@ -1,0 +1,52 @@
+"""What every launch needs to know of the machine, and shapes as kernels want them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+INTERPRETED_SMS = 3
+"""Stands for the number of multiprocessors under the interpreter: programs run one after another there."""
+
+LOG2E = 1.4426950408889634
+
+
+def interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter, on tensors of the CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many programs run at once if each fills one multiprocessor."""
+    if device.type != "cuda":
+        return INTERPRETED_SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def upcasts(dtype: torch.dtype) -> bool:
+    """Whether operands must become float32 before arithmetic: the interpreter takes bf16's bits for integers."""
+    return interpreting() and dtype == torch.bfloat16
+
+
+def power_of_two(value: int) -> int:
+    """The least power of two that is not below `value`, as tensors in kernels need."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def require(holds: bool, message: str) -> None:
+    """Shapes are checked before a launch: a kernel would read out of bounds in silence."""
+    if not holds:
+        raise ValueError(message)
+
+
+def contiguous_rows(name: str, *tensors: Tensor) -> None:
+    """Kernels address the last axis by offset alone."""
+    for tensor in tensors:
+        require(tensor.stride(-1) == 1, f"{name}: the last axis must be contiguous, its stride is {tensor.stride(-1)}")
+
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
