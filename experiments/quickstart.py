@@ -19,7 +19,8 @@ ALL_AT_ONCE = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Quickstart:
-    """`simulation`, `idle` and `engine` are overrides: what is simulated, where it does not matter, what is real.
+    """`simulation`, `idle` and `engine` are overrides: what is simulated, where it does not matter, what is real;
+    `tuned` is a baseline at its own best setting, which the winner must be held against.
 
     The simulated load is `load` times the throughput that the first policy reaches when `probe` requests come at once.
     """
@@ -28,6 +29,7 @@ class Quickstart:
     simulation: Sequence[str]
     idle: Sequence[str]
     engine: Sequence[str]
+    tuned: Sequence[str]
     load: float = 0.8
     probe: int = 200
 
@@ -40,9 +42,11 @@ class Quickstart:
     def run(self, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
         composer = Composer(folder, overrides)
         rate = self.load * self._capacity(composer)
-        simulated = self._compare(composer, "sim", [*self.simulation, f"workload.rate={rate:.4g}"])
+        setting = [*self.simulation, f"workload.rate={rate:.4g}"]
+        simulated = self._compare(composer, "sim", setting)
         _show(simulated, f"Simulated: {' '.join(self.simulation)}, {rate:.2f} req/s")
         print(_differences(simulated))
+        print(self._held_against_the_tuned(composer, setting, simulated))
         print(self._where_it_does_not_matter(composer))
         real = self._compare(composer, "engine", self.engine)
         _show(real, f"Real: {' '.join(self.engine)}")
@@ -68,6 +72,15 @@ class Quickstart:
             for policy in self.policies
         }
 
+    def _held_against_the_tuned(self, composer: Composer, setting: Sequence[str], simulated: dict[str, Summary]) -> str:
+        tuned = composer.run("tuned", "sim: tuned", *setting, *self.tuned)
+        best = _soonest(simulated)
+        times = float(tuned["mean_e2el_ms"]) / float(simulated[best]["mean_e2el_ms"])
+        return (
+            f"Held against a tuned baseline, {' '.join(self.tuned)}: {times:.2f} times the mean latency of {best}. "
+            "Sweep a baseline's knobs before you claim a gain."
+        )
+
     def _where_it_does_not_matter(self, composer: Composer) -> str:
         idle = self._compare(composer, "idle", self.idle)
         spread = _spread(idle, "mean_e2el_ms")
@@ -92,9 +105,12 @@ def _show(summaries: dict[str, Summary], title: str) -> None:
 
 
 def _differences(summaries: dict[str, Summary]) -> str:
-    best = min(summaries, key=lambda policy: float(summaries[policy]["mean_e2el_ms"]))
     spread = _spread(summaries, "mean_e2el_ms")
-    return f"{best} answers soonest; under the slowest policy an answer takes {spread:.1f} times as long on average."
+    return f"{_soonest(summaries)} answers soonest; with the slowest an answer takes {spread:.1f} times as long on average."
+
+
+def _soonest(summaries: dict[str, Summary]) -> str:
+    return min(summaries, key=lambda policy: float(summaries[policy]["mean_e2el_ms"]))
 
 
 def _spread(summaries: dict[str, Summary], metric: str) -> float:
