@@ -106,7 +106,8 @@ def _show(summaries: dict[str, Summary], title: str) -> None:
 
 def _differences(summaries: dict[str, Summary]) -> str:
     spread = _spread(summaries, "mean_e2el_ms")
-    return f"{_soonest(summaries)} answers soonest; with the slowest an answer takes {spread:.1f} times as long on average."
+    soonest = _soonest(summaries)
+    return f"{soonest} answers soonest; with the slowest an answer takes {spread:.1f} times as long on average."
 
 
 def _soonest(summaries: dict[str, Summary]) -> str:
