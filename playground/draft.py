@@ -41,6 +41,7 @@ class Draft:
     """
 
     __slots__ = (
+        "_admitted",
         "_forwards",
         "_lag",
         "_ordinal",
@@ -72,6 +73,7 @@ class Draft:
         # sequence any sooner would stall the pipeline.
         self._lag = spec.stages
         self._taken: dict[int, list[int]] = {}  # sequence -> places of its slices in `slices`
+        self._admitted: set[int] = set()
         self.now = now
         self.spec = spec
         self.rng = rng
@@ -212,6 +214,7 @@ class Draft:
         if need + self._rank.pool.idle(hit) > self._rank.pool.free:
             return 0
         self._rank.admit(sequence, hit, self.now)
+        self._admitted.add(sequence.id)
         return self._place(sequence, count, lane)
 
     def _place(self, sequence: Sequence, count: int, lane: str) -> int:
@@ -270,8 +273,7 @@ class Draft:
         """Take a running sequence's KV away; how many blocks came free at once.
 
         What this draft had placed of it is taken back. With slices in flight its blocks come free when they commit
-        (see `blocks_freeing`). Swapping is refused (0, and the sequence runs on) when it is in flight or the host
-        has no room: ask `can_swap`.
+        (see `blocks_freeing`). Swapping is refused (0, and the sequence runs on) where `can_swap` says no.
         """
         if sequence.state is not State.RUNNING:
             raise ValueError(f"sequence {sequence.id} is {sequence.state.value}: only a running one can be preempted")
@@ -283,7 +285,8 @@ class Draft:
         return freed
 
     def can_swap(self, sequence: Sequence) -> bool:
-        return self._rank.can_swap(sequence)
+        """Whether it has KV to save (not if this draft admitted it), none of it in flight, and the host has room."""
+        return sequence.id not in self._admitted and self._rank.can_swap(sequence)
 
     def _untake(self, sequence: Sequence) -> None:
         for place in reversed(self._taken.pop(sequence.id, ())):

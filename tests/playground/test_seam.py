@@ -193,6 +193,20 @@ def test_a_sequence_on_its_way_takes_a_seat():
     assert step_of(scheduler) is None and seats == [(0, 0)]
 
 
+def test_what_this_draft_admitted_has_no_kv_to_save():
+    """Else the copy would name blocks, or even a request, that no backend has heard of."""
+    asked = []
+
+    def admit_and_swap(draft):
+        (sequence,) = draft.waiting
+        draft.take(sequence, 2)
+        asked.append((draft.can_swap(sequence), draft.preempt(sequence, How.SWAP)))
+
+    step = step_of(driven(Spec(blocks=20, block_size=4, host_blocks=5), Greedy(admit_and_swap)))
+    assert asked == [(False, 0)]
+    assert step.slices and not step.copies
+
+
 # --- run-ahead
 
 
