@@ -343,6 +343,60 @@ def read(run: Path | str, table: str, columns: list[str] | None = None) -> pa.Ta
     return whole.select(columns) if columns else whole
 
 
+def expand(run: Path | str, block_size: int) -> tuple[pa.Table, pa.Table]:
+    """Steps and slices of a run with rows for every repetition, numbered as if each had been a step of its own."""
+    slices: dict[int, list[dict[str, Any]]] = {}
+    for part in read(run, "slices").to_pylist():
+        slices.setdefault(part["step"], []).append(part)
+    step_rows: list[dict[str, Any]] = []
+    slice_rows: list[dict[str, Any]] = []
+    shift = 0
+    for row in sorted(read(run, "steps").to_pylist(), key=lambda row: row["step"]):
+        parts = slices.pop(row["step"], [])  # once, with the first lane's row
+        for tick in range(row["count"]):
+            number = {"step": row["step"] + shift + tick}
+            ticked = [_slice_at(part, tick, row["count"], block_size) | number for part in parts]
+            slice_rows += ticked
+            step_rows.append(_step_at(row, tick, step_rows[-1:], ticked) | number)
+        shift += row["count"] - 1
+    return pa.Table.from_pylist(step_rows, STEPS), pa.Table.from_pylist(slice_rows, SLICES)
+
+
+def _slice_at(part: dict[str, Any], tick: int, count: int, block_size: int) -> dict[str, Any]:
+    """A decode's slice in one repetition: a block is taken where its position begins one."""
+    positions = range(part["start"] + 1, part["start"] + count)
+    later = [position for position in positions if position % block_size == 0]
+    first = len(part["blocks"]) - len(later)
+    position = part["start"] + tick
+    if tick == 0:
+        blocks = part["blocks"][:first]
+    else:
+        blocks = part["blocks"][first + later.index(position) :][:1] if position in later else []
+    return part | {"start": position, "blocks": blocks}
+
+
+def _step_at(
+    row: dict[str, Any], tick: int, before: list[dict[str, Any]], slices: list[dict[str, Any]]
+) -> dict[str, Any]:
+    if row["count"] == 1:
+        return row
+    once = row | {"finished": row["ticks"][tick], "count": 1, "ticks": None}
+    if tick == 0:
+        return once
+    planned = row["ticks"][tick - 1]
+    launched = planned + row["host"]
+    return once | {
+        "planned": planned,
+        "launched": launched,
+        "started": launched,
+        "prefill_tokens": 0,
+        "decode_tokens": len(slices),
+        "context_tokens": sum(part["start"] for part in slices),
+        "blocks_free": before[0]["blocks_free"] - sum(len(part["blocks"]) for part in slices),
+        "preempted": 0,
+    }
+
+
 class NoTrace:
     """Keeps nothing."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from playground.core import COPY_IN, COPY_OUT, RequestView, Spec
+from playground.core import COPY_IN, COPY_OUT, Copy, RequestView, Spec
 from playground.draft import Draft, How
 from playground.policy import ClusterView
 from playground.sequence import Sequence, State
@@ -180,9 +180,8 @@ class Composed:
             victim = self._victim(draft, needy)
             if victim is needy and _coming_back(draft):
                 return 0  # sequences that hold memory, and cannot be victims before they run again
-            how = self.victims.how if draft.can_swap(victim) else How.RECOMPUTE
-            freed = draft.preempt(victim, how)
-            if victim is needy or not freed:
+            draft.preempt(victim, self.victims.how if draft.can_swap(victim) else How.RECOMPUTE)
+            if victim is needy:
                 return 0
         return draft.take(needy, tokens)
 
@@ -239,16 +238,19 @@ class Composed:
 
 
 def _coming_free(draft: Draft) -> int:
-    """Blocks that victims of earlier drafts hold until their last slice commits or their copy is done."""
-    copies = (copy for step in draft.in_flight for copy in step.copies)
-    leaving = (len(copy.source) for copy in copies if copy.lane == COPY_OUT and copy.rank == draft.rank)
-    return draft.blocks_freeing + sum(leaving)
+    """Blocks that victims hold until their last slice commits or their copy is done."""
+    return draft.blocks_freeing + sum(len(copy.source) for copy in _copies(draft, COPY_OUT))
 
 
 def _coming_back(draft: Draft) -> bool:
     """Whether any sequence is being swapped in."""
-    copies = [copy for step in draft.in_flight for copy in step.copies] + draft.copies
-    return any(copy.lane == COPY_IN and copy.rank == draft.rank for copy in copies)
+    return any(True for _ in _copies(draft, COPY_IN))
+
+
+def _copies(draft: Draft, lane: str) -> Iterator[Copy]:
+    """Of this rank, in flight and of this draft."""
+    for copies in (*(step.copies for step in draft.in_flight), draft.copies):
+        yield from (copy for copy in copies if copy.lane == lane and copy.rank == draft.rank)
 
 
 def _must_wait(draft: Draft, sequence: Sequence) -> bool:

@@ -1,14 +1,175 @@
 """DESIGN's laws, for every composition of policies, on workloads and devices that are small enough to break often."""
 
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.playground.laws import simulate
-from tests.playground.strategies import scenarios
+from playground.core import Request, Spec
+from playground.draft import How
+from playground.loop import serve
+from playground.scheduler import Scheduler
+from playground.sim.backend import Modelled, SimBackend
+from playground.sim.cost import Linear
+from playground.trace import SCHEMAS, Trace, expand, read
+from policies.admission import Always, FullPrompt, MaxLength, Watermark
+from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThrottling, TokenThrottling2025, Unified
+from policies.victims import Largest, LastArrived
+from tests.playground.fakes import Log
+from tests.playground.laws import serve_under, simulate
+from tests.playground.strategies import Composition, Scenario, scenarios
 
-MANY = settings(max_examples=8 * settings.default.max_examples)
+MANY = settings(max_examples=16 * settings.default.max_examples)
 
 
 @MANY
 @given(scenarios())
 def test_every_law_for_every_composition(scenario):
     simulate(scenario)
+
+
+# --- determinism
+
+
+def traced(scenario: Scenario, folder: str, seed: int = 0) -> dict[str, bytes]:
+    backend = SimBackend(scenario.spec, Modelled(scenario.cost, scenario.spec.stages))
+    scheduler = Scheduler(scenario.spec, scenario.composition.policy(), seed, scenario.prefix_cache, scenario.requeue)
+    with Trace(folder) as trace:
+        serve(scenario.source(), scheduler, backend, trace)
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+@given(scenarios())
+def test_equal_seeds_give_equal_bytes(scenario):
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        files = traced(scenario, one)
+        assert files == traced(scenario, other)
+        assert set(files) == {f"{name}.parquet" for name in SCHEMAS}
+
+
+class Sleepy:
+    """A host that stops for a moment whenever it likes."""
+
+    def __init__(self, inner, wild: random.Random) -> None:
+        self._inner = inner
+        self._wild = wild
+
+    def __getattr__(self, name):
+        attribute = getattr(self._inner, name)
+        if callable(attribute) and self._wild.random() < 0.2:
+            time.sleep(self._wild.random() * 5e-4)
+        return attribute
+
+
+@given(scenarios())
+def test_nothing_depends_on_the_hosts_speed(scenario):
+    wild = random.Random(7)
+    awake = simulate(scenario)
+    sleepy = simulate(scenario, wrap=lambda part: Sleepy(part, wild))
+    assert sleepy.steps == awake.steps
+    assert sleepy.dones == awake.dones
+    assert sleepy.events == awake.events
+
+
+# --- quiet stretches
+
+QUIET = dict(stages=1, ranks=1, lockstep=False)
+
+
+@MANY
+@given(scenarios(**QUIET))
+def test_quiet_stretches_in_one_go_are_what_stepping_gives(scenario):
+    merged = scenario.but(spec=replace(scenario.spec, repeats=True))
+    simulate(merged)
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        traced(scenario, one)
+        traced(merged, other)
+        size = scenario.spec.block_size
+        for stepped, expanded in zip(expand(one, size), expand(other, size), strict=True):
+            assert stepped.to_pylist() == expanded.to_pylist()
+        for name in ("requests", "events", "arrivals"):
+            columns = [column for column in SCHEMAS[name].names if column != "look"]
+            assert read(one, name, columns).to_pylist() == read(other, name, columns).to_pylist()
+
+
+def test_a_lone_decode_is_one_row():
+    spec = Spec(blocks=20, block_size=4, repeats=True)
+    scenario = Scenario(spec, (Request(0, 0.0, 4, 40),), Composition(ChunkedPrefill()))
+    laws = simulate(scenario)
+    assert [done.count for done in laws.dones] == [1, 39]
+
+
+# --- order of equals
+
+
+@given(scenarios(), st.randoms(use_true_random=False))
+def test_laws_hold_for_equal_arrivals_in_any_order(scenario, rng):
+    ids = list(range(len(scenario.requests)))
+    rng.shuffle(ids)
+    together = tuple(replace(request, id=id, arrival=0.0) for id, request in zip(ids, scenario.requests, strict=True))
+    simulate(scenario.but(requests=together))
+
+
+# --- no composition stalls
+
+
+BUDGETS = {
+    "static": Static(8),
+    "orca": Orca(8),
+    "prefill_first": PrefillFirst(4096),
+    "unified": Unified(2048),
+    "chunked_prefill": ChunkedPrefill(2048),
+    "token_throttling": TokenThrottling(),
+    "token_throttling without ut": TokenThrottling(ut=False),
+    "token_throttling_2025": TokenThrottling2025(),
+    "token_throttling_2025 without wt": TokenThrottling2025(wt=False),
+}
+
+
+def half_prefilled(seed: int, budget, admission=Always(), victims=LastArrived(), blocks=250, output=None) -> Scenario:  # noqa: B008
+    """gllm.md §1.6 case 5: prompts of 200 to 2500 tokens, all present at once, in a pool of 4000: gLLM stalls."""
+    rng = random.Random(seed)
+    shapes = [(rng.randint(200, 2500), rng.randint(50, 400)) for _ in range(60)]
+    requests = tuple(Request(id, 0.0, prompt, output or length, length) for id, (prompt, length) in enumerate(shapes))
+    spec = Spec(blocks=blocks, block_size=16, stages=4, max_tokens=4096, forwards_tokens=True)
+    return Scenario(spec, requests, Composition(budget, admission, victims), cost=Linear(0.01, 1e-5))
+
+
+class Ends(Log):
+    """Accounts are checked by other tests: these runs are long."""
+
+    def launched(self, step, group): ...
+    def committed(self, done, step): ...
+
+
+def all_finish(scenario: Scenario) -> None:
+    log = serve_under(Ends, scenario)
+    assert set(log.outcomes.values()) == {"finished"} and len(log.outcomes) == 60
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_half_prefilled_prompts_that_fill_the_pool_stall_nobody(budget, seed):
+    all_finish(half_prefilled(seed, BUDGETS[budget]))
+
+
+@pytest.mark.parametrize("victims", [Largest(), LastArrived(How.SWAP), Largest(How.SWAP)], ids=repr)
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_no_victims_stall_them(budget, victims):
+    all_finish(half_prefilled(3, BUDGETS[budget], victims=victims))
+
+
+@pytest.mark.parametrize("admission", [Watermark(), FullPrompt(), MaxLength()], ids=repr)
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_no_admission_stalls_them(budget, admission):
+    all_finish(half_prefilled(4, BUDGETS[budget], admission))
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_larger_pool_and_a_far_max_tokens_stall_nobody(budget):
+    all_finish(half_prefilled(5, BUDGETS[budget], blocks=1250, output=4096))
