@@ -5,7 +5,7 @@
 Ours is the whole thing (loop, scheduler, policy, backend), not the bare model. All prompts of a batch are equally
 long, so `generate` pads nothing. The two take turns (ABAB) in one process with the same threads; the ratio is the
 median over rounds of their times in the same round, of wall seconds and of CPU seconds of the whole process: the
-latter is what other work on the machine disturbs least. Results go to `results/engine_vs_transformers.json` beside this.
+latter is what other work on the machine disturbs least. Results go to `results/engine_vs_transformers.json`.
 """
 
 from __future__ import annotations
