@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from typing import Protocol
 
-from playground.core import COPY_IN, COPY_OUT, Copy, RequestView, Spec
+from playground.core import COPY_IN, COPY_OUT, Copy, RequestView, Slice, Spec
 from playground.draft import Draft, How
 from playground.policy import ClusterView
 from playground.sequence import Sequence, State
@@ -249,8 +250,8 @@ def _coming_back(draft: Draft) -> bool:
 
 def _copies(draft: Draft, lane: str) -> Iterator[Copy]:
     """Of this rank, in flight and of this draft."""
-    for copies in (*(step.copies for step in draft.in_flight), draft.copies):
-        yield from (copy for copy in copies if copy.lane == lane and copy.rank == draft.rank)
+    copies = chain(*[step.copies for step in draft.in_flight], draft.copies)
+    return (copy for copy in copies if copy.lane == lane and copy.rank == draft.rank)
 
 
 def _must_wait(draft: Draft, sequence: Sequence) -> bool:
@@ -262,7 +263,8 @@ def _must_wait(draft: Draft, sequence: Sequence) -> bool:
 
 def _in_flight(draft: Draft) -> bool:
     """Whether anything of this rank is: in lockstep, others may go on for ever."""
-    return any(part.rank == draft.rank for step in draft.in_flight for part in (*step.slices, *step.copies))
+    parts: Iterator[Slice | Copy] = chain.from_iterable((*step.slices, *step.copies) for step in draft.in_flight)
+    return any(part.rank == draft.rank for part in parts)
 
 
 def _first_rows(decoding: list[Sequence], rows: int) -> list[Sequence]:
