@@ -6,6 +6,7 @@ import torch
 from engine.errors import EngineError
 from engine.load import load_tokenizer
 from engine.tiny import tiny
+from playground.model import ModelShape
 
 
 def test_greedy_text_is_lively(oracle, prompts):
@@ -52,3 +53,8 @@ def test_a_second_call_finds_the_first_ones_folder(tmp_path):
 def test_unknown_architecture():
     with pytest.raises(EngineError, match=r"tiny-gpt2 does not exist; choose one of llama, qwen2, qwen3"):
         tiny("gpt2")
+
+
+def test_simulated_shape_is_the_checkpoints():
+    """`model=tiny` means one thing in both backends."""
+    assert ModelShape.read("tiny") == ModelShape.read(str(tiny("llama")))
