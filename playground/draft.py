@@ -6,7 +6,7 @@ do what it is asked says so in its answer and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import ValuesView
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -103,13 +103,12 @@ class Draft:
         return self._rank.index
 
     @property
-    def waiting(self) -> Iterable[Sequence]:
-        """Not admitted, in order of arrival but for preempted ones in front. A live view: do not change it midway."""
-        return self._rank.waiting.values()
+    def waiting(self) -> ValuesView[Sequence]:
+        """Not admitted, in order of arrival but for preempted ones in front.
 
-    @property
-    def waiting_count(self) -> int:
-        return len(self._rank.waiting)
+        A live view, like `running`: copy it before you take or preempt while you walk through it.
+        """
+        return self._rank.waiting.values()
 
     @property
     def waiting_tokens(self) -> int:
@@ -117,9 +116,9 @@ class Draft:
         return self._rank.waiting_tokens
 
     @property
-    def running(self) -> dict[int, Sequence]:
-        """Admitted, in order of admission, in flight or not."""
-        return self._rank.running
+    def running(self) -> ValuesView[Sequence]:
+        """Admitted, in order of admission, in flight or not. A live view."""
+        return self._rank.running.values()
 
     @property
     def seats(self) -> int:

@@ -66,7 +66,7 @@ class MaxLength:
 
     def __call__(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
         blocks_for = draft.spec.blocks_for
-        promised = sum(blocks_for(other.max_length) for other in draft.running.values())
+        promised = sum(blocks_for(other.max_length) for other in draft.running)
         return promised + blocks_for(sequence.max_length) <= draft.spec.blocks
 
 

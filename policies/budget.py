@@ -36,7 +36,7 @@ class Static:
 
     def phases(self, draft: Draft) -> Iterator[Phase]:
         yield Chunks()
-        if all(sequence.promised <= 1 for sequence in draft.running.values()):
+        if all(sequence.promised <= 1 for sequence in draft.running):
             yield Admissions(rows=self.batch - len(draft.running), whole=True)
         if not draft.tokens:
             yield Decodes()
@@ -242,7 +242,7 @@ def waiting_for_prefill(draft: Draft) -> int:
 
 def running_decodes(draft: Draft) -> int:
     """Sequences that decode, in flight or not; one that is being recomputed does not."""
-    return sum(sequence.decoding for sequence in draft.running.values())
+    return sum(sequence.decoding for sequence in draft.running)
 
 
 def _headroom(free: float, threshold: float) -> float:

@@ -136,7 +136,7 @@ class Composed:
         """All decodes were served, and nobody else can come in before one of them ends."""
         if not getattr(self.budget, "steady", False) or draft.partial:
             return 0
-        closed = draft.seats < 1 or not draft.waiting_count
+        closed = draft.seats < 1 or not draft.waiting
         return FOREVER if closed and draft.tokens == len(draft.running) else 0
 
     def fill(self, draft: Draft) -> None:
@@ -152,7 +152,7 @@ class Composed:
             case Chunks(tokens, idle):
                 _continue(draft, tokens, idle)
             case Running(tokens, each):
-                self._serve(draft, [s for s in draft.running.values() if draft.ready(s)], tokens, each)
+                self._serve(draft, [s for s in draft.running if draft.ready(s)], tokens, each)
             case Admissions():
                 self._admit(draft, phase)
 
@@ -191,7 +191,7 @@ class Composed:
         chosen = self.victims(draft, needy)
         if chosen.preemptions < PATIENCE or _age(chosen) > _age(needy):
             return chosen
-        younger = [sequence for sequence in draft.running.values() if _age(sequence) > _age(needy)]
+        younger = [sequence for sequence in draft.running if _age(sequence) > _age(needy)]
         return max(younger, key=_age, default=needy)
 
     # --- waiting sequences
@@ -227,7 +227,7 @@ class Composed:
 
     def _keep_moving(self, draft: Draft) -> None:
         if draft.running:
-            oldest, *others = sorted(draft.running.values(), key=_age)
+            oldest, *others = sorted(draft.running, key=_age)
             while draft.room(oldest) < 1 and others:
                 draft.preempt(others.pop())
             draft.take(oldest, draft.room(oldest))
@@ -258,7 +258,7 @@ def _must_wait(draft: Draft, sequence: Sequence) -> bool:
     """Whether it lost its KV so often that it comes back only when its elders have ended."""
     if sequence.preemptions < PATIENCE:
         return False
-    return any(_age(other) < _age(sequence) for other in draft.running.values())
+    return any(_age(other) < _age(sequence) for other in draft.running)
 
 
 def _in_flight(draft: Draft) -> bool:

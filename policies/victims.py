@@ -13,7 +13,7 @@ from playground.sequence import Sequence
 
 def candidates(draft: Draft) -> list[Sequence]:
     """Running sequences with nothing in flight, else all running ones."""
-    running = draft.running.values()
+    running = draft.running
     return [sequence for sequence in running if not sequence.in_flight] or list(running)
 
 

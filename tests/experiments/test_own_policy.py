@@ -19,7 +19,7 @@ class OneAtATime:
     patience: int = 1
 
     def fill(self, draft):
-        for sequence in [*draft.running.values(), *draft.waiting][: self.patience]:
+        for sequence in [*draft.running, *draft.waiting][: self.patience]:
             draft.take(sequence, draft.spec.max_tokens)
 
     def place(self, request, view):

@@ -375,7 +375,7 @@ def test_abort_of_a_sequence_in_flight_frees_its_blocks_at_the_last_commit():
 
 
 def test_abort_of_a_draining_sequence():
-    scheduler = driven(policy=Greedy(everything, lambda draft: draft.preempt(draft.running[0]), run_ahead=2))
+    scheduler = driven(policy=Greedy(everything, lambda draft: draft.preempt(next(iter(draft.running))), run_ahead=2))
     step = step_of(scheduler)
     assert step_of(scheduler) is None
     assert scheduler.sequences[0].state is State.DRAINING
@@ -493,7 +493,7 @@ def test_a_sent_sequence_does_not_wait_for_another_groups_step():
 
 
 def test_a_preempted_sequence_can_go_to_another_replica():
-    policy = Greedy(everything, lambda draft: draft.preempt(draft.running[0]), send_to(1))
+    policy = Greedy(everything, lambda draft: draft.preempt(next(iter(draft.running))), send_to(1))
     policy.place = lambda request, view: 0
     log = play([request(output=3), request(1, arrival=9.0, output=1)], policy, Spec(blocks=20, block_size=4, ranks=2))
     assert log.tokens[0] == 3
@@ -622,7 +622,7 @@ def test_no_run_ahead_at_all_is_impossible():
 @pytest.mark.parametrize("requeue, order", [("front", [0, 1]), ("back", [1, 0])])
 def test_where_a_preempted_sequence_waits_is_a_parameter(requeue, order):
     def give_up(draft):
-        draft.preempt(draft.running[0])
+        draft.preempt(next(iter(draft.running)))
 
     scheduler = driven(
         policy=Greedy(lambda draft: draft.take(next(iter(draft.waiting)), 4), give_up), requests=2, requeue=requeue
@@ -635,7 +635,7 @@ def test_where_a_preempted_sequence_waits_is_a_parameter(requeue, order):
 def test_a_preempted_sequence_keeps_its_tokens():
     log = play(
         [request(output=5)],
-        Greedy(everything, everything, lambda d: d.preempt(d.running[0])),
+        Greedy(everything, everything, lambda d: d.preempt(next(iter(d.running)))),
         Spec(blocks=20, block_size=4),
     )
     assert log.tokens == {0: 5}

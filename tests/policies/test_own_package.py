@@ -21,7 +21,7 @@ class MyPolicy:
     """A whole policy: everybody who is there, oldest first, one token or one prompt each."""
 
     def fill(self, draft):
-        for sequence in [*draft.running.values(), *draft.waiting]:
+        for sequence in [*draft.running, *draft.waiting]:
             draft.take(sequence, sequence.remaining)
 
     def place(self, request, view):
@@ -59,7 +59,7 @@ class FirstToCome:
     how = How.RECOMPUTE
 
     def __call__(self, draft, needy):
-        return min(draft.running.values(), key=lambda sequence: sequence.id)
+        return min(draft.running, key=lambda sequence: sequence.id)
 
 
 class Home:
