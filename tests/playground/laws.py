@@ -283,17 +283,17 @@ def identity(request: Request, position: int) -> object:
     return "own", request.id, position
 
 
-def simulate(scenario: Scenario, seed: int = 0, wrap=lambda backend: backend) -> Laws:
+def simulate(scenario: Scenario, seed: int = 0, wrap=lambda part: part) -> Laws:
     """Serve it on the simulated backend under the eyes of the laws."""
     laws = serve_under(lambda scheduler: Laws(scenario.spec, scheduler), scenario, seed, wrap)
     laws.finish(scenario)
     return laws
 
 
-def serve_under(watch, scenario: Scenario, seed: int = 0, wrap=lambda backend: backend):
-    """Serve it on the simulated backend; the recorder that `watch` makes of the scheduler."""
+def serve_under(watch, scenario: Scenario, seed: int = 0, wrap=lambda part: part):
+    """Serve it on the simulated backend, backend and policy wrapped; the recorder that `watch` makes of the scheduler."""
     backend = wrap(SimBackend(scenario.spec, Modelled(scenario.cost, scenario.spec.stages)))
-    policy = scenario.composition.policy()
+    policy = wrap(scenario.composition.policy())
     scheduler = Scheduler(scenario.spec, policy, seed, scenario.prefix_cache, scenario.requeue)
     recorder = watch(scheduler)
     serve(scenario.source(), scheduler, backend, recorder)

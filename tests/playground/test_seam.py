@@ -145,6 +145,76 @@ def test_one_prompt_can_be_cut_over_two_lanes():
     ]
 
 
+# --- shared prefixes
+
+CHAIN = dict(hashes=(7, 8, 9), hash_block=4)
+
+
+def first_chunks(draft):
+    """Four tokens of the first that runs or waits."""
+    draft.take([*draft.partial, *draft.waiting][0], 4)
+
+
+def hits(scheduler, prompt=12) -> int:
+    """Tokens of the chain that a newcomer would find now."""
+    scheduler.arrive(request(9, prompt=prompt, **CHAIN), 0.0)
+    found = []
+    scheduler.policy.moves = [lambda draft: found.append(draft.prefix_hit(next(iter(draft.waiting))))]
+    step_of(scheduler)
+    scheduler.abort(9, 0.0)
+    return found[0]
+
+
+def test_a_prefix_can_be_shared_when_the_slice_that_filled_it_commits():
+    spec = Spec(blocks=20, block_size=4, stages=3)
+    scheduler = driven(spec, Greedy(first_chunks, first_chunks), requests=0)
+    scheduler.arrive(request(0, prompt=12, **CHAIN), 0.0)
+    first, second = step_of(scheduler), step_of(scheduler)
+    assert hits(scheduler) == 0
+    scheduler.commit(done(first))
+    assert hits(scheduler) == 4
+    scheduler.commit(done(second))
+    assert hits(scheduler) == 8
+
+
+def test_a_block_that_is_not_full_is_not_shared():
+    scheduler = driven(policy=Greedy(lambda draft: draft.take(next(iter(draft.waiting)), 7)), requests=0)
+    scheduler.arrive(request(0, prompt=12, **CHAIN), 0.0)
+    scheduler.commit(done(step_of(scheduler)))
+    assert hits(scheduler) == 4
+
+
+def test_one_token_of_a_known_prompt_is_computed_again():
+    """Its logits are wanted."""
+    scheduler = driven(requests=0)
+    scheduler.arrive(request(0, prompt=12, **CHAIN), 0.0)
+    scheduler.commit(done(step_of(scheduler)))
+    assert hits(scheduler, prompt=12) == 8
+    assert hits(scheduler, prompt=13) == 12
+
+
+def test_a_shared_prefix_is_held_by_all_that_use_it():
+    scheduler = driven(requests=0)
+    scheduler.arrive(request(0, prompt=12, output=9, **CHAIN), 0.0)
+    scheduler.commit(done(step_of(scheduler)))
+    scheduler.arrive(request(1, prompt=12, output=9, **CHAIN), 0.0)
+    step = step_of(scheduler)
+    (_, second) = step.slices
+    assert (second.start, second.length, second.blocks[:2]) == (8, 4, tuple(scheduler.sequences[0].blocks[:2]))
+    assert scheduler.sequences[1].cached_tokens == 8
+    scheduler.commit(done(step))
+    scheduler.abort(0, 1.0)
+    scheduler.check()
+    assert scheduler.ranks[0].pool.used == 3
+
+
+def test_without_a_prefix_cache_nothing_is_shared():
+    scheduler = driven(requests=0, prefix_cache=False)
+    scheduler.arrive(request(0, prompt=12, **CHAIN), 0.0)
+    scheduler.commit(done(step_of(scheduler)))
+    assert hits(scheduler) == 0
+
+
 # --- swapping
 
 
@@ -442,7 +512,7 @@ def test_an_aborted_request_is_named_as_ended_in_the_next_step():
 
 
 def test_a_request_that_no_step_named_is_not_named_at_its_end():
-    scheduler = driven(policy=Greedy(lambda draft: draft.take(draft._rank.waiting[1], 4)), requests=2)
+    scheduler = driven(policy=Greedy(lambda draft: draft.take(list(draft.waiting)[1], 4)), requests=2)
     scheduler.abort(0, 1.0)
     step = step_of(scheduler)
     assert [started.id for started in step.starts] == [1] and step.ends == ()
