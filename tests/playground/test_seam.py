@@ -364,6 +364,63 @@ def test_a_backend_cannot_return_more_tokens_than_asked_for_or_none(tokens):
         scheduler.commit(done(step, tokens=tokens))
 
 
+# --- quiet stretches
+
+
+def decoding(*moves, spec=None, requests=1, steady=1 << 40, **options) -> int:
+    """How often the step after the prompts may be repeated. Each has 4 tokens, and 5 to come."""
+    policy = Greedy(everything, *moves, **options)
+    policy.steady = lambda draft: steady
+    scheduler = driven(spec or Spec(blocks=20, block_size=4, repeats=True), policy, 0)
+    for id in range(requests):
+        scheduler.arrive(request(id, output=5), 0.0)
+    scheduler.commit(done(step_of(scheduler)))
+    return step_of(scheduler).repeat
+
+
+def test_decodes_may_be_repeated_as_long_as_the_policy_promises():
+    assert decoding(steady=2) == 3
+    assert decoding(steady=0) == 1
+
+
+def test_but_never_beyond_max_tokens():
+    assert decoding() == 4
+
+
+def test_nor_beyond_the_free_blocks():
+    """Two blocks of 3 for each, and none is free: there is room for positions 4 and 5."""
+    assert decoding(spec=Spec(blocks=4, block_size=3, repeats=True), requests=2) == 2
+
+
+def test_nor_where_the_backend_knows_no_repetition():
+    assert decoding(spec=Spec(blocks=20, block_size=4)) == 1
+
+
+def apart(draft):
+    draft.take_decodes(draft.decoding[:1], "a")
+    draft.take_decodes(draft.decoding[1:], "b")
+
+
+def with_wake(draft):
+    everything(draft)
+    draft.wake(draft.now + 1)
+
+
+def with_victim(draft):
+    draft.preempt(draft.decoding[0])
+    draft.take_decodes(draft.decoding[1:])
+
+
+@pytest.mark.parametrize("move", [apart, with_wake, with_victim])
+def test_nor_where_more_than_decodes_is_going_on(move):
+    assert decoding(move, requests=2) == 1
+
+
+def test_nor_with_other_steps_in_flight():
+    assert decoding(run_ahead=2) == 1
+    assert decoding(spec=Spec(blocks=20, block_size=4, ranks=2, repeats=True)) == 1
+
+
 # --- completions that make no sense
 
 
@@ -512,7 +569,7 @@ def test_an_aborted_request_is_named_as_ended_in_the_next_step():
 
 
 def test_a_request_that_no_step_named_is_not_named_at_its_end():
-    scheduler = driven(policy=Greedy(lambda draft: draft.take(list(draft.waiting)[1], 4)), requests=2)
+    scheduler = driven(policy=Greedy(lambda draft: draft.take(list(draft.waiting)[-1], 4)), requests=2)
     scheduler.abort(0, 1.0)
     step = step_of(scheduler)
     assert [started.id for started in step.starts] == [1] and step.ends == ()
