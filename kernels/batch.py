@@ -1,9 +1,10 @@
-"""What paged attention is told about a flat batch of tokens."""
+"""What operations are told about a batch beside its tensors: pages, and how tokens are picked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -27,3 +28,62 @@ class PagedBatch:
     def contexts(self) -> list[int]:
         """Tokens that the last query of each slice sees, itself included."""
         return [start + length for start, length in zip(self.starts, self.lengths, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """A flat batch whose numbers lie on the device, in buffers that a captured graph may keep: nothing is read back.
+
+    First come `decodes` rows of one token each, then the tokens of the prefills. All tensors are int32. Rows and
+    slices with context 0 are padding: a decode row's output is zero, a prefill slice has no tokens.
+    """
+
+    decodes: int
+    """Decode rows, padding included."""
+    contexts: Tensor
+    """Tokens that the last query of each decode row, then of each prefill slice, sees, itself included, [slices]."""
+    tables: Tensor
+    """Block ids, [slices, most blocks of any slice]; entries beyond a slice's last block are not read."""
+    offsets: Tensor | None = None
+    """First token of each prefill slice in the flat batch, and the end of the last, [prefills + 1]."""
+    tokens: int = 0
+    """At least the tokens of all prefill slices: bounds the grid, so a graph's bucket will do."""
+    workspace: Any = None
+    """Of the implementation; batches whose attention may run at the same time must not share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How the token of each of S rows of logits is picked, on the device. What is None, no row asks for."""
+
+    temperature: Tensor
+    """[S] float32; 0 takes the likeliest token."""
+    seeds: Tensor
+    """[S] int64: each request's."""
+    positions: Tensor
+    """[S] int64: of the token to come in its sequence."""
+    top_k: Tensor | None = None
+    """[S] int32; 0 keeps all."""
+    top_p: Tensor | None = None
+    """[S] float32; 1 keeps all."""
+    min_p: Tensor | None = None
+    """[S] float32: the least share kept, relative to the likeliest token's; 0 keeps all."""
+    counts: Tensor | None = None
+    """[slots, V] int16: how often each token was generated, plus `reference.IN_PROMPT` if it is in the prompt.
+
+    With it come `slots` [S] (int32 or int64; below 0: no penalty) and three penalties [S] float32.
+    """
+    slots: Tensor | None = None
+    repetition: Tensor | None = None
+    presence: Tensor | None = None
+    frequency: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        penalties = (self.slots, self.repetition, self.presence, self.frequency)
+        if any((part is None) != (self.counts is None) for part in penalties):
+            raise ValueError("SamplingRows: counts, slots, repetition, presence and frequency come together")
+
+    @property
+    def filters(self) -> bool:
+        """Whether some row may keep fewer tokens than there are."""
+        return any(part is not None for part in (self.top_k, self.top_p, self.min_p))

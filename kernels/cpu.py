@@ -97,12 +97,15 @@ class Attention:
     """As the reference: gathers the pages of similar slices and gives each group to torch's fused attention."""
 
     def __init__(self, batch: PagedBatch) -> None:
+        self._batch = batch
         edges, contexts = [0, *accumulate(batch.lengths)], batch.contexts
         parts = _partition(batch.lengths, contexts)
         self._groups = [_group(batch, contexts, edges, first, last) for first, last in parts]
 
-    def __call__(self, q: Tensor, pool: Tensor, scale: float) -> Tensor:
-        """q [T, H, D] -> [T, H * D]."""
+    def __call__(self, q: Tensor, pool: Tensor, scale: float, window: int | None = None) -> Tensor:
+        """q [T, H, D] -> [T, H * D]. A window that hides something is left to the reference."""
+        if window is not None and window < max(self._batch.contexts, default=0):
+            return reference.Attention(self._batch)(q, pool, scale, window)
         if len(self._groups) == 1:
             return _attend(q, pool, self._groups[0], scale)
         return torch.cat([_attend(q[group.rows], pool, group, scale) for group in self._groups])

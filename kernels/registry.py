@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from kernels import cpu, reference
-from kernels.batch import PagedBatch
+from kernels.batch import DeviceBatch, PagedBatch, SamplingRows
 
 Kernel = Callable[..., Any]
+
+AUTO = "auto"
+"""The choice that leaves it to the registry."""
 
 
 class Project(Protocol):
@@ -23,7 +30,7 @@ class Project(Protocol):
 class Attend(Protocol):
     """Attention that has been told its batch: runs once for every layer."""
 
-    def __call__(self, q: Tensor, pool: Tensor, scale: float) -> Tensor: ...
+    def __call__(self, q: Tensor, pool: Tensor, scale: float, window: int | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +45,30 @@ class Ops:
     linear: Callable[[Tensor, Tensor | None], Project]
     """May keep the weight in a layout of its own: hand over weights that nobody else uses."""
     write_kv: Callable[[Tensor, Tensor, Tensor], None]
-    attention: Callable[[PagedBatch], Attend]
+    place_qkv: Callable[..., Tensor]
+    """Norm of heads, rotary embedding and write to the pool in one; may overwrite its first argument."""
+    attention: Callable[[PagedBatch | DeviceBatch], Attend]
+    """A `DeviceBatch` is for implementations on a GPU only."""
+    embedding: Callable[[Tensor, Tensor], Tensor]
     sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    pick: Callable[[Tensor, SamplingRows | None], Tensor]
+    count_tokens: Callable[[Tensor, Tensor, Tensor], None]
+    logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What the operations will be asked to do; what is None is not known and refuses nothing."""
+
+    dtype: torch.dtype | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    hidden: int | None = None
+
+
+Objection = Callable[[Need], str | None]
+"""Why an implementation cannot do what is needed, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,50 +78,189 @@ class Implementation:
     kernel: Kernel
     devices: tuple[str, ...] = ()
     condition: Callable[[], bool] | None = None
+    objections: tuple[Objection, ...] = ()
+    load: Callable[[], Kernel] | None = None
+    """Finds the kernel when it is chosen, where importing it has a price."""
 
-    def runs_on(self, device: str) -> bool:
-        fits = not self.devices or device in self.devices
-        return fits and (self.condition is None or self.condition())
+    def runs_on(self, device: str, need: Need | None = None) -> bool:
+        return self.objection(device, need) is None
+
+    def objection(self, device: str, need: Need | None = None) -> str | None:
+        """Why it does not run there; None if it does."""
+        if self.devices and device not in self.devices:
+            return f"runs on {', '.join(self.devices)} only"
+        if self.condition is not None and not self.condition():
+            return "not supported by this build of torch"
+        need = need or Need()
+        return next((reason for object_to in self.objections if (reason := object_to(need)) is not None), None)
+
+    def loaded(self) -> Kernel:
+        return self.kernel if self.load is None else self.load()
 
 
-CPU = ("cpu",)
+CPU, CUDA = ("cpu",), ("cuda",)
+LEAST_CAPABILITY = (8, 0)
+
+
+def _no_gpu(_: Need) -> str | None:
+    """Kernels for a GPU cannot run here."""
+    if not torch.cuda.is_available():
+        return "no CUDA device here"
+    if (capability := torch.cuda.get_device_capability()) < LEAST_CAPABILITY:
+        return f"compute capability {capability[0]}.{capability[1]}, needs {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}"
+    return None
+
+
+def _no_triton(_: Need) -> str | None:
+    return None if _has("triton") else "triton is not installed"
+
+
+@cache
+def _has(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def _other_dtype(need: Need) -> str | None:
+    taken = (torch.float32, torch.float16, torch.bfloat16)
+    return (
+        None if need.dtype is None or need.dtype in taken else f"dtype {need.dtype}, takes float32, float16, bfloat16"
+    )
+
+
+def _large_head(need: Need) -> str | None:
+    return None if (need.head_dim or 0) <= 256 else f"head size {need.head_dim}, at most 256"
+
+
+def _uneven_heads(need: Need) -> str | None:
+    if need.heads and need.kv_heads and need.heads % need.kv_heads:
+        return f"{need.heads} query heads over {need.kv_heads} KV heads"
+    return None
+
+
+def _wide_row(need: Need) -> str | None:
+    return None if (need.hidden or 0) <= 1 << 15 else f"rows of {need.hidden}, at most {1 << 15}"
+
+
+def _no_half(need: Need) -> str | None:
+    halves = (torch.float16, torch.bfloat16)
+    return None if need.dtype is None or need.dtype in halves else f"dtype {need.dtype}, takes float16, bfloat16"
+
+
+def _gpu(module: str, name: str, *objections: Objection) -> Implementation:
+    """A kernel in Triton, imported when it is chosen: Triton takes a second to import."""
+
+    def load() -> Kernel:
+        return getattr(import_module(f"kernels.{module}"), name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return load()(*arguments, **options)
+
+    return Implementation(call, CUDA, objections=(_no_triton, _no_gpu, _other_dtype, *objections), load=load)
+
+
+_HEADS = (_large_head, _uneven_heads)
 
 IMPLEMENTATIONS: Mapping[str, Mapping[str, Implementation]] = {
-    "rms_norm": {"reference": Implementation(reference.rms_norm), "cpu": Implementation(cpu.rms_norm, CPU)},
-    "add_rms_norm": {"reference": Implementation(reference.add_rms_norm), "cpu": Implementation(cpu.add_rms_norm, CPU)},
+    "rms_norm": {
+        "reference": Implementation(reference.rms_norm),
+        "cpu": Implementation(cpu.rms_norm, CPU),
+        "triton": _gpu("triton.norm", "rms_norm", _wide_row),
+    },
+    "add_rms_norm": {
+        "reference": Implementation(reference.add_rms_norm),
+        "cpu": Implementation(cpu.add_rms_norm, CPU),
+        "triton": _gpu("triton.norm", "add_rms_norm", _wide_row),
+    },
     "rotate": {"reference": Implementation(reference.rotate)},
-    "silu_mul": {"reference": Implementation(reference.silu_mul), "cpu": Implementation(cpu.silu_mul, CPU)},
+    "silu_mul": {
+        "reference": Implementation(reference.silu_mul),
+        "cpu": Implementation(cpu.silu_mul, CPU),
+        "triton": _gpu("triton.activation", "silu_mul"),
+    },
     "linear": {
         "reference": Implementation(reference.Linear),
         "onednn": Implementation(cpu.linear, CPU, condition=cpu.can_pack),
+        "cublas": Implementation(reference.Linear, CUDA, objections=(_no_gpu,)),
     },
     "write_kv": {"reference": Implementation(reference.write_kv)},
-    "attention": {"reference": Implementation(reference.Attention), "cpu": Implementation(cpu.Attention, CPU)},
+    "place_qkv": {
+        "reference": Implementation(reference.place_qkv),
+        "triton": _gpu("triton.qkv", "place_qkv", *_HEADS),
+    },
+    "attention": {
+        "reference": Implementation(reference.Attention),
+        "cpu": Implementation(cpu.Attention, CPU),
+        "cudnn": _gpu("cudnn", "Attention", _no_half, *_HEADS),
+        "triton": _gpu("triton.attention", "Attention", *_HEADS),
+    },
+    "embedding": {
+        "reference": Implementation(reference.embedding),
+        "triton": _gpu("triton.activation", "embedding"),
+    },
     "sample": {"reference": Implementation(reference.sample)},
+    "pick": {"reference": Implementation(reference.pick), "triton": _gpu("triton.sampling", "pick")},
+    "count_tokens": {
+        "reference": Implementation(reference.count_tokens),
+        "triton": _gpu("triton.sampling", "count_tokens"),
+    },
+    "logprobs": {"reference": Implementation(reference.logprobs), "triton": _gpu("triton.sampling", "logprobs")},
 }
 """By operation and name; the last one that runs on a device is its default."""
 
 
-def available(op: str, device: str) -> tuple[str, ...]:
+def available(op: str, device: str, need: Need | None = None) -> tuple[str, ...]:
     """Names of an operation's implementations on a device type, slowest first."""
-    return tuple(name for name, implementation in IMPLEMENTATIONS[op].items() if implementation.runs_on(device))
+    return tuple(name for name, entry in IMPLEMENTATIONS[op].items() if entry.runs_on(device, need))
 
 
-def select(device: str = "cpu", choices: Mapping[str, str] | None = None) -> Ops:
+def select(device: str = "cpu", choices: Mapping[str, str] | None = None, need: Need | None = None) -> Ops:
     """The operations for a device type, each the fastest there unless `choices` names another by operation.
 
-    A `ValueError` names what is available where a choice is not.
+    `need` says what they will be asked to do, so that what cannot is not chosen. A `ValueError` names what is available
+    where a choice is not.
     """
     choices = choices or {}
     if unknown := [op for op in choices if op not in IMPLEMENTATIONS]:
         raise ValueError(f"kernels.{unknown[0]}: no such operation; there are {', '.join(IMPLEMENTATIONS)}")
-    return Ops(**{op: _kernel(op, device, choices.get(op)) for op in IMPLEMENTATIONS})
+    return Ops(**{op: _kernel(op, device, choices.get(op, AUTO), need) for op in IMPLEMENTATIONS})
 
 
-def _kernel(op: str, device: str, name: str | None) -> Kernel:
-    names = available(op, device)
-    if name is None:
-        return IMPLEMENTATIONS[op][names[-1]].kernel
+def chosen(op: str, device: str, name: str = AUTO, need: Need | None = None) -> str:
+    """The name of the implementation that `select` takes for a choice."""
+    names = available(op, device, need)
+    if name == AUTO:
+        return names[-1]
     if name not in names:
-        raise ValueError(f"kernels.{op}={name} is not available on {device}; choose one of {', '.join(names)}")
-    return IMPLEMENTATIONS[op][name].kernel
+        raise ValueError(
+            f"kernels.{op}={name} is not available on {device}{_why(op, name, device, need)}; "
+            f"choose one of {', '.join(names)}"
+        )
+    return name
+
+
+def _kernel(op: str, device: str, name: str, need: Need | None) -> Kernel:
+    return IMPLEMENTATIONS[op][chosen(op, device, name, need)].loaded()
+
+
+def _why(op: str, name: str, device: str, need: Need | None) -> str:
+    """In brackets, unless the name is unknown or made for other devices, which the list of others tells."""
+    entry = IMPLEMENTATIONS[op].get(name)
+    if entry is None or (entry.devices and device not in entry.devices):
+        return ""
+    return f" ({entry.objection(device, need)})"
+
+
+def survey(
+    device: str, choices: Mapping[str, str] | None = None, need: Need | None = None
+) -> Iterator[tuple[str, str, str]]:
+    """(operation, implementation, what becomes of it there and why) of everything that is registered."""
+    choices = choices or {}
+    for op, entries in IMPLEMENTATIONS.items():
+        name = choices.get(op, AUTO)
+        taken = chosen(op, device, name, need)
+        for other, entry in entries.items():
+            reason = entry.objection(device, need)
+            if other == taken:
+                yield op, other, "runs: " + ("as chosen" if name != AUTO else "the fastest that can")
+            else:
+                yield op, other, "available" if reason is None else f"cannot: {reason}"

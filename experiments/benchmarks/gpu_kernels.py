@@ -32,10 +32,12 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels import reference
-from kernels.batch import PagedBatch
-from kernels.triton import activation, attention, norm, qkv
-from kernels.triton.attention import DecodeConfig, PrefillConfig, Workspace
+from kernels import cudnn, reference
+from kernels.batch import PagedBatch, SamplingRows
+from kernels.triton import activation, norm, qkv, sampling
+from kernels.triton.attention import Attention
+from kernels.triton.decode import DecodeConfig, Workspace, decode
+from kernels.triton.prefill import PrefillConfig, prefill
 
 COPY_GBS = 4300.0
 MATMUL_TFLOPS = 790.0
@@ -224,9 +226,7 @@ def check_decode(bench: Bench, dtype: torch.dtype, model: Model, config: DecodeC
             wanted = reference.Attention(batch)(q[:-2].float(), pool, scale)
             padded = torch.cat((table, torch.full_like(table[:2], 1 << 29)))
             out = torch.full((len(q), model.heads * model.head_dim), math.nan, dtype=dtype, device=DEVICE)
-            attention.decode(
-                q, pool, padded, ints([*contexts, 0, 0]), scale, out=out, workspace=workspace, config=config
-            )
+            decode(q, pool, padded, ints([*contexts, 0, 0]), scale, out=out, workspace=workspace, config=config)
             assert not out[-2:].any(), "padded rows are not zero"
             assert not workspace.counters.any(), "counters were not left at zero"
             yield out[:-2], wanted
@@ -249,7 +249,7 @@ def check_prefill(bench: Bench, dtype: torch.dtype, model: Model, config: Prefil
         )
         out = torch.full((len(q), model.heads * model.head_dim), math.nan, dtype=dtype, device=DEVICE)
         offsets = ints([0, *torch.tensor(lengths).cumsum(0).tolist()])
-        attention.prefill(q, pool, table, ints(contexts), offsets, scale, out=out, config=config)
+        prefill(q, pool, table, ints(contexts), offsets, scale, out=out, config=config)
         yield out, wanted
 
     shape = f"H{model.heads}/{model.kv_heads} D{model.head_dim} B{model.block_size}"
@@ -317,11 +317,62 @@ def _placed(dtype: torch.dtype, model: Model, rotary: int, normed: bool) -> Iter
     assert int(pool.isnan().sum()) == pool.numel() - (tokens - 1) * 2 * kv_heads * dim, "stored beyond the slots"
 
 
+def check_mixed(bench: Bench, kind: Callable[[PagedBatch], Any], name: str) -> None:
+    slices = [(700, 1), (31, 1), (4000, 1), (0, 512), (0, 512), (0, 300), (1000, 129), (9, 1)]
+    model, scale = QWEN3, QWEN3.head_dim**-0.5
+
+    def work() -> Iterator[tuple[Tensor, Tensor]]:
+        starts, lengths = ([part[i] for part in slices] for i in (0, 1))
+        pool, (table,) = pages([start + length for start, length in slices], model, torch.bfloat16)
+        q = torch.randn(sum(lengths), model.heads, model.head_dim, device=DEVICE).bfloat16()
+        batch = PagedBatch(starts, lengths, table.long(), model.block_size)
+        for window in (None, 200):
+            wanted = reference.Attention(batch)(q.float(), pool, scale, window)
+            yield kind(batch)(q, pool, scale, window), wanted
+
+    bench.check(name, torch.bfloat16, work)
+
+
+def check_sampling(bench: Bench, dtype: torch.dtype) -> None:
+    """Tokens are integers: the error is the share of rows that differ, and none may, but at a boundary's rounding."""
+    model, rows = QWEN3, 24
+
+    def work() -> Iterator[tuple[Tensor, Tensor]]:
+        x = (torch.randn(rows, model.vocabulary, device=DEVICE) * 3).to(dtype)
+        how = sampling_rows(rows, filtered=True)
+        plain = SamplingRows(how.temperature, how.seeds, how.positions)
+        ones = torch.ones(rows, device=DEVICE)
+        yield 1 + (sampling.pick(x) != x.argmax(-1)).float(), ones
+        for rule in (plain, how):
+            differ = sampling.pick(x, rule) != reference.pick(x, rule)
+            # A number that falls within rounding of a boundary (some 1e-6 of the whole) may pick the neighbour.
+            yield 1 + (differ.sum() > 1).float() + 0 * ones, ones
+        out, wanted = sampling.logprobs(x, x.argmax(-1), 5), reference.logprobs(x, x.argmax(-1), 5)
+        yield out[1], wanted[1]
+
+    bench.check("sampling", dtype, work)
+
+
+def sampling_rows(rows: int, *, filtered: bool) -> SamplingRows:
+    """Rows of many kinds; none greedy."""
+    which = torch.arange(rows, device=DEVICE)
+    heat = torch.tensor([1.0, 0.7, 1.5], device=DEVICE)[which % 3]
+    seeds, positions = which * 7919, which + 100
+    if not filtered:
+        return SamplingRows(heat, seeds, positions)
+    top_k = torch.tensor([0, 50, 1000, 1], dtype=torch.int32, device=DEVICE)[which % 4]
+    top_p = torch.tensor([0.9, 1.0, 0.5], device=DEVICE)[which % 3]
+    return SamplingRows(heat, seeds, positions, top_k, top_p)
+
+
 def check_all(bench: Bench, quick: bool) -> None:
+    check_mixed(bench, Attention, "mixed batch, triton")
+    check_mixed(bench, cudnn.Attention, "mixed batch, cudnn")
     for dtype in BOUNDS:
         check_small(bench, dtype)
         check_decode(bench, dtype, QWEN3)
         check_prefill(bench, dtype, QWEN3)
+        check_sampling(bench, dtype)
     shapes = [
         Model(heads=8, kv_heads=1, head_dim=64), Model(heads=4, kv_heads=4, head_dim=80, block_size=32),
         Model(heads=14, kv_heads=2, head_dim=96, block_size=64), Model(heads=16, kv_heads=2, head_dim=256),
@@ -350,7 +401,7 @@ def decode_calls(
     out = torch.empty(rows, model.heads * model.head_dim, dtype=dtype, device=DEVICE)
 
     def call(table: Tensor) -> Callable[[], Tensor]:
-        return lambda: attention.decode(q, pool, table, lengths, scale, out=out, workspace=workspace, config=config)
+        return lambda: decode(q, pool, table, lengths, scale, out=out, workspace=workspace, config=config)
 
     return [call(table) for table in tables]
 
@@ -367,7 +418,7 @@ def prefill_calls(
     offsets, lens = ints([0, *torch.tensor(lengths).cumsum(0).tolist()]), ints(contexts)
 
     def call(table: Tensor) -> Callable[[], Tensor]:
-        return lambda: attention.prefill(q, pool, table, lens, offsets, model.head_dim**-0.5, out=out, config=config)
+        return lambda: prefill(q, pool, table, lens, offsets, model.head_dim**-0.5, out=out, config=config)
 
     return [call(table) for table in tables]
 
@@ -402,6 +453,72 @@ def time_attention(bench: Bench, decodes: dict[int, DecodeConfig], prefills: Pre
             "prefill", case, lambda s=slices: prefill_calls(s, prefills), flops=prefill_flops(slices, model),
             ceiling=CUDNN_TFLOPS,
         )  # fmt: skip
+        if all(start == 0 for start, _ in slices):
+            bench.time("prefill cudnn", case, lambda s=slices: cudnn_calls(s), flops=prefill_flops(slices, model),
+                       ceiling=CUDNN_TFLOPS)  # fmt: skip
+
+
+def cudnn_calls(slices: Sequence[tuple[int, int]], model: Model = QWEN3) -> list[Callable[[], Tensor]]:
+    lengths = [length for _, length in slices]
+    pool, tables = pages(lengths, model, torch.bfloat16, sets_for(kv_bytes(lengths, model, torch.bfloat16), 8))
+    q = torch.randn(sum(lengths), model.heads, model.head_dim, device=DEVICE).bfloat16()
+
+    def call(table: Tensor) -> Callable[[], Tensor]:
+        attend = cudnn.Attention(PagedBatch([0] * len(lengths), lengths, table.long(), model.block_size))
+        return lambda: attend(q, pool, model.head_dim**-0.5)
+
+    return [call(table) for table in tables]
+
+
+def time_sampling(bench: Bench) -> None:
+    for rows in (1, 32, 128, 256):
+        moved = rows * QWEN3.vocabulary * 2.0
+
+        def inputs(rows: int = rows) -> list[Tensor]:
+            size = (rows, QWEN3.vocabulary)
+            return [
+                (torch.randn(size, device=DEVICE) * 3).bfloat16() for _ in range(sets_for(rows * QWEN3.vocabulary * 2))
+            ]
+
+        def greedy(inputs: Callable[[], list[Tensor]] = inputs) -> list[Callable[[], Any]]:
+            return [lambda x=x: sampling.pick(x) for x in inputs()]
+
+        def library(inputs: Callable[[], list[Tensor]] = inputs) -> list[Callable[[], Any]]:
+            return [lambda x=x: x.argmax(-1) for x in inputs()]
+
+        def drawn(
+            rows: int = rows, inputs: Callable[[], list[Tensor]] = inputs, filtered: bool = False
+        ) -> list[Callable[[], Any]]:
+            how = sampling_rows(rows, filtered=filtered)
+            return [lambda x=x: sampling.pick(x, how) for x in inputs()]
+
+        case = f"{rows} rows"
+        bench.time("pick greedy", case, greedy, moved=moved)
+        bench.time("torch argmax", case, library, moved=moved)
+        bench.time("pick temperature", case, drawn, moved=moved)
+        bench.time("pick top-k top-p", case, lambda d=drawn: d(filtered=True), moved=moved)
+
+
+def time_library(bench: Bench) -> None:
+    """cuBLAS on the projections, since all other times only matter beside these."""
+    model = QWEN3
+    qkv_width = (model.heads + 2 * model.kv_heads) * model.head_dim
+    shapes = {
+        "qkv": (qkv_width, model.hidden),
+        "out": (model.hidden, model.heads * model.head_dim),
+        "gate_up": (2 * model.intermediate, model.hidden),
+        "down": (model.hidden, model.intermediate),
+        "head": (model.vocabulary, model.hidden),
+    }
+    for rows, (name, (outputs, inputs)) in product((1, 32, 128, 256), shapes.items()):
+
+        def calls(rows: int = rows, outputs: int = outputs, inputs: int = inputs) -> list[Callable[[], Any]]:
+            size = outputs * inputs * 2
+            weights = [torch.randn(outputs, inputs, device=DEVICE).bfloat16() * 0.02 for _ in range(sets_for(size, 8))]
+            x = torch.randn(rows, inputs, device=DEVICE).bfloat16()
+            return [lambda w=w: torch.nn.functional.linear(x, w) for w in weights]
+
+        bench.time(f"cublas {name}", f"{rows} rows", calls, moved=outputs * inputs * 2.0)
 
 
 def time_small(bench: Bench) -> None:
@@ -543,6 +660,8 @@ def main() -> None:
     stage("timing")
     time_attention(bench, decodes, prefills)
     time_small(bench)
+    time_sampling(bench)
+    time_library(bench)
     stage("done")
     result = {"versions": versions(), **asdict(report)}
     (options.out / "gpu_kernels.json").write_text(json.dumps(result, indent=1, default=str))

@@ -1,7 +1,5 @@
 """SiLU of the gate times the projection beside it, and rows of the embedding."""
 
-# ruff: noqa: ANN001, ANN202 - arguments of kernels have Triton's types, which no annotation can say
-
 from __future__ import annotations
 
 import triton

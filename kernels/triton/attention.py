@@ -1,469 +1,65 @@
-"""Attention over a paged KV pool: one query a row over a split context (decode), and many queries a row (prefill).
+"""Attention of mixed batches: leading slices of one token are decoded, the others prefilled, in one launch each.
 
-Decode follows flash-decoding (Dao et al. 2023) with the work cut as in Stream-K (Osama et al. 2023): all tiles of all
-rows and heads form one line, and every program takes an equal share of it, whatever the contexts are. The grid knows
-the machine only, so one captured graph serves any contexts. Prefill follows FlashAttention-2 (Dao 2023) with the query
-heads of one KV head side by side in a tile, so that a page is read once for all of them.
-
-The pool is addressed by strides: [blocks, block_size, 2, K, D] in any order of memory whose last axis is contiguous.
-They know no sequence, no step and no other layer.
+Two launches and not one kernel for both: prefill wants large tiles and most of a multiprocessor's memory, decode wants
+several small programs on each; one kernel would give every program the larger need of the two.
 """
-
-# ruff: noqa: ANN001, ANN202, C901, SIM108 - arguments of kernels have Triton's types, which no annotation can say
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import FLOATS, LOG2E, contiguous_rows, multiprocessors, power_of_two, require, upcasts
-
-MOST_ROWS = 1024
-"""Rows of one call: every program holds all their contexts in registers."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    """How decode is cut: found by timing, right whatever it is."""
-
-    tile: int
-    """Tokens of KV a program reads at once."""
-    warps: int
-    stages: int
-    programs: int
-    """Programs a multiprocessor is given."""
-    least: int
-    """Tiles below which a program's share is not cut: each cut costs a partial result."""
+from kernels.batch import DeviceBatch, PagedBatch
+from kernels.triton.decode import Workspace, decode
+from kernels.triton.prefill import prefill
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillConfig:
-    """How prefill is cut: found by timing, right whatever it is."""
+class Attention:
+    """As the reference; a `DeviceBatch` needs no host, a `PagedBatch` is moved to the device first."""
 
-    rows: int
-    """Query rows of a tile: tokens times the query heads of one KV head."""
-    tile: int
-    warps: int
-    stages: int
+    def __init__(self, batch: PagedBatch | DeviceBatch) -> None:
+        self._batch = batch if isinstance(batch, DeviceBatch) else on_device(batch)
+        self._workspace: Workspace | None = self._batch.workspace
 
+    def __call__(
+        self, q: Tensor, pool: Tensor, scale: float, window: int | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """q [T, H, D] -> [T, H * D]. Rows that belong to no slice are not written."""
+        batch, rows = self._batch, self._batch.decodes
+        out = q.new_empty(len(q), q.shape[1] * q.shape[2]) if out is None else out
+        if rows:
+            decode(
+                q[:rows], pool, batch.tables, batch.contexts[:rows], scale, window=window, out=out[:rows],
+                workspace=self._space(q, pool),
+            )  # fmt: skip
+        if batch.offsets is not None:
+            prefill(
+                q, pool, batch.tables[rows:], batch.contexts[rows:], batch.offsets, scale, tokens=batch.tokens,
+                window=window, out=out,
+            )  # fmt: skip
+        return out
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """Partial results of one decode at a time: streams that overlap need one each.
-
-    Kernels leave `counters` at zero, as they found it.
-    """
-
-    partials: Tensor
-    stats: Tensor
-    counters: Tensor
-
-    @classmethod
-    def create(cls, device: torch.device, rows: int, heads: int, kv_heads: int, head_dim: int) -> Workspace:
-        """Enough for `rows` rows under any config that keeps to `MOST_PROGRAMS` programs a multiprocessor."""
-        slots = 2 * MOST_PROGRAMS * multiprocessors(device)
-        group = heads // kv_heads
-        return cls(
-            torch.empty(slots * group * head_dim, dtype=torch.float32, device=device),
-            torch.empty(slots * group * 2, dtype=torch.float32, device=device),
-            torch.zeros(rows * kv_heads, dtype=torch.int32, device=device),
-        )
+    def _space(self, q: Tensor, pool: Tensor) -> Workspace:
+        if self._workspace is None:
+            # Layers run one after another, so one will do for all of them.
+            self._workspace = Workspace.create(q.device, self._batch.decodes, q.shape[1], pool.shape[3], q.shape[2])
+        return self._workspace
 
 
-MOST_PROGRAMS = 8
+def on_device(batch: PagedBatch) -> DeviceBatch:
+    """The same slices with their numbers on the device of the block tables."""
+    decodes = len(list(takewhile(lambda length: length == 1, batch.lengths)))
+    edges = list(accumulate(batch.lengths[decodes:], initial=decodes))
 
+    def moved(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=batch.tables.device)
 
-def decode_config(dtype: torch.dtype, head_dim: int, rows: int) -> DecodeConfig:
-    """What serves where nothing was tuned."""
-    wide = head_dim * dtype.itemsize
-    tile = 64 if wide <= 256 else 32 if wide <= 512 else 16
-    return DecodeConfig(tile=tile, warps=4, stages=3, programs=2 if rows < 16 else 3, least=1 if rows < 16 else 4)
-
-
-def prefill_config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
-    """What serves where nothing was tuned."""
-    if dtype == torch.float32:
-        return PrefillConfig(64, 32 if head_dim <= 128 else 16, 4, 2)
-    if head_dim <= 64:
-        return PrefillConfig(128, 128, 8, 3)
-    return PrefillConfig(128, 64, 8, 3) if head_dim <= 128 else PrefillConfig(64, 32, 4, 2)
-
-
-# --- decode
-
-
-def decode(
-    q: Tensor,
-    pool: Tensor,
-    tables: Tensor,
-    contexts: Tensor,
-    scale: float,
-    *,
-    window: int | None = None,
-    out: Tensor | None = None,
-    workspace: Workspace | None = None,
-    config: DecodeConfig | None = None,
-) -> Tensor:
-    """Attention of one query a row: q [R, H, D], pool [blocks, block_size, 2, K, D] -> [R, H * D].
-
-    Row i sees the first `contexts[i]` tokens of its sequence, its own included, or the last `window` of these; token p
-    lies in block `tables[i, p // block_size]`. `tables` [R, W] and `contexts` [R] are int32 on the device. A row with
-    context 0 is padding: its table is not read and its output is zero. Without a `workspace` one is made (a launch
-    more). Head sizes that are not powers of two cost the next one's arithmetic, not its memory traffic.
-    """
-    _check(q, pool, tables, contexts)
-    rows, heads, head_dim = q.shape
-    kv_heads, group = pool.shape[3], heads // pool.shape[3]
-    out = q.new_empty(rows, heads * head_dim) if out is None else out
-    config = config or decode_config(q.dtype, head_dim, rows)
-    workspace = workspace or Workspace.create(q.device, rows, heads, kv_heads, head_dim)
-    programs = config.programs * multiprocessors(q.device)
-    _check_workspace(workspace, programs, rows * kv_heads, group * head_dim)
-    require(rows <= MOST_ROWS, f"decode: {rows} rows, at most {MOST_ROWS}")
-    flat = power_of_two(group * head_dim)
-    _decode[(programs,)](
-        q, pool, tables, contexts, out, workspace.partials, workspace.stats, workspace.counters,
-        scale * LOG2E, window or 0, rows, config.least, q.stride(0), q.stride(1), out.stride(0), tables.stride(0),
-        pool.stride(0), pool.stride(1), pool.stride(2), pool.stride(3),
-        KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=max(16, power_of_two(group)),
-        DIM=head_dim, DIM_PAD=max(16, power_of_two(head_dim)), BLOCK_SIZE=pool.shape[1], TILE=config.tile,
-        ROWS=power_of_two(rows), FLAT=flat, CHUNK=max(1, min(16, 2048 // flat)),
-        WINDOWED=window is not None, UPCAST=upcasts(q.dtype),
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
-    return out
-
-
-# Numbers that change from call to call must not mean another compilation.
-@triton.jit(do_not_specialize=["window", "rows", "least"])
-def _decode(
-    q, pool, tables, contexts, out, partials, stats, counters,
-    scale, window, rows, least, q_row, q_head, out_row, table_row,
-    pool_block, pool_token, pool_part, pool_head,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
-    DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    ROWS: tl.constexpr, FLAT: tl.constexpr, CHUNK: tl.constexpr,
-    WINDOWED: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """Items are (row, KV head) in this order, each as long as its row; program p takes tiles p*T/P .. (p+1)*T/P."""
-    program = tl.program_id(0)
-    row_ids = tl.arange(0, ROWS)
-    lengths = tl.load(contexts + row_ids, mask=row_ids < rows, other=0)
-    firsts = tl.zeros_like(lengths)
-    if WINDOWED:
-        firsts = tl.maximum(lengths - window, 0) // TILE
-    tiles = (lengths + TILE - 1) // TILE - firsts
-    ends = tl.cumsum(tiles, 0) * KV_HEADS
-    total = tl.sum(tiles, 0) * KV_HEADS
-    sharers = tl.minimum(tl.num_programs(0), (total + least - 1) // least)
-
-    idle = program
-    while idle < rows:
-        if tl.load(contexts + idle) == 0:
-            for start in range(0, KV_HEADS * GROUP * DIM, 1024):
-                places = start + tl.arange(0, 1024)
-                zeros = tl.zeros((1024,), tl.float32).to(out.dtype.element_ty)
-                tl.store(out + idle.to(tl.int64) * out_row + places, zeros, mask=places < KV_HEADS * GROUP * DIM)
-        idle += tl.num_programs(0)
-
-    # 64 bits: tiles of all rows times programs may pass 2^31.
-    mine = tl.minimum(program, sharers).to(tl.int64)
-    begin = (mine * total // tl.maximum(sharers, 1)).to(tl.int32)
-    end = (tl.minimum(mine + 1, sharers) * total // tl.maximum(sharers, 1)).to(tl.int32)
-    while begin < end:
-        row = tl.sum((ends <= begin).to(tl.int32), 0)
-        here = row_ids == row
-        row_tiles = tl.sum(tl.where(here, tiles, 0), 0)
-        length = tl.sum(tl.where(here, lengths, 0), 0)
-        first = tl.sum(tl.where(here, firsts, 0), 0)
-        row_begin = tl.sum(tl.where(here, ends, 0), 0) - row_tiles * KV_HEADS
-        head = (begin - row_begin) // row_tiles
-        item_begin = row_begin + head * row_tiles
-        skipped = begin - item_begin
-        count = tl.minimum(end - begin, row_tiles - skipped)
-
-        group = tl.arange(0, GROUP_PAD)
-        dim = tl.arange(0, DIM_PAD)
-        real = (group[:, None] < GROUP) & (dim[None, :] < DIM)
-        queries = tl.load(
-            q + row.to(tl.int64) * q_row + (head * GROUP + group[:, None]) * q_head + dim[None, :], mask=real, other=0.0
-        )
-        if UPCAST:
-            queries = queries.to(tl.float32)
-        top = tl.full((GROUP_PAD,), float("-inf"), tl.float32)
-        weight = tl.zeros((GROUP_PAD,), tl.float32)
-        sums = tl.zeros((GROUP_PAD, DIM_PAD), tl.float32)
-        table = tables + row.to(tl.int64) * table_row
-        # One tile ahead: the pages' loads then wait for a register, and Triton pipelines them as deep as it is told to.
-        token = (first + skipped) * TILE + tl.arange(0, TILE)
-        next_block = tl.load(table + token // BLOCK_SIZE, mask=token < length, other=0)
-        for tile in range(first + skipped, first + skipped + count):
-            block = next_block.to(tl.int64)
-            token = tile * TILE + tl.arange(0, TILE)
-            next_block = tl.load(table + (token + TILE) // BLOCK_SIZE, mask=token + TILE < length, other=0)
-            seen = token < length
-            if WINDOWED:
-                seen = seen & (token >= length - window)
-            places = block * pool_block + (token % BLOCK_SIZE) * pool_token + head * pool_head
-            # Unseen tokens are not read at all: zero weight would not hide a NaN that a freed block holds.
-            if DIM == DIM_PAD:
-                present = seen[:, None]
-            else:
-                present = seen[:, None] & (dim[None, :] < DIM)
-            keys = tl.load(pool + places[:, None] + dim[None, :], mask=present, other=0.0)
-            values = tl.load(pool + pool_part + places[:, None] + dim[None, :], mask=present, other=0.0)
-            if UPCAST:
-                keys = keys.to(tl.float32)
-                values = values.to(tl.float32)
-            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            # Every tile has a token that is seen, so the maximum is finite.
-            new_top = tl.maximum(top, tl.max(scores, 1))
-            shares = tl.exp2(scores - new_top[:, None])
-            fading = tl.exp2(top - new_top)
-            weight = weight * fading + tl.sum(shares, 1)
-            sums = sums * fading[:, None] + tl.dot(shares.to(values.dtype), values, input_precision="ieee")
-            top = new_top
-
-        out_item = out + row.to(tl.int64) * out_row + head * (GROUP * DIM)
-        within = group[:, None] * DIM + dim[None, :]
-        if count == row_tiles:
-            result = sums / weight[:, None]
-            tl.store(out_item + within, result.to(out.dtype.element_ty), mask=real)
-        else:
-            # A program has at most two partial items: one that began before it, one that ends after it.
-            slot = program * 2 + (skipped == 0).to(tl.int32)
-            tl.store(partials + slot * (GROUP * DIM) + within, sums, mask=real)
-            tl.store(stats + slot * (2 * GROUP) + group, top, mask=group < GROUP)
-            tl.store(stats + slot * (2 * GROUP) + GROUP + group, weight, mask=group < GROUP)
-            wide = total.to(tl.int64)
-            first_sharer = (((item_begin + 1).to(tl.int64) * sharers - 1) // wide).to(tl.int32)
-            last_sharer = (((item_begin + row_tiles).to(tl.int64) * sharers - 1) // wide).to(tl.int32)
-            parts = last_sharer - first_sharer + 1
-            # All threads' stores come before the one thread's count, and all loads of the last program after it.
-            tl.debug_barrier()
-            counter = counters + row * KV_HEADS + head
-            arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-            if arrived == parts - 1:
-                tl.debug_barrier()
-                _merge(out_item, partials, stats, first_sharer, parts, GROUP, DIM, FLAT, CHUNK)
-                tl.store(counter, 0)
-        begin += count
-
-
-@triton.jit
-def _merge(
-    out_item, partials, stats, first_sharer, parts,
-    GROUP: tl.constexpr, DIM: tl.constexpr, FLAT: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """The weighted mean of an item's partial results; an item's query heads lie one after another in `out`."""
-    flat = tl.arange(0, FLAT)
-    real = flat < GROUP * DIM
-    top = tl.full((FLAT,), float("-inf"), tl.float32)
-    weight = tl.zeros((FLAT,), tl.float32)
-    sums = tl.zeros((FLAT,), tl.float32)
-    for start in range(0, parts, CHUNK):
-        part = start + tl.arange(0, CHUNK)
-        slot = (first_sharer + part) * 2 + (part == 0).to(tl.int32)
-        mask = (part < parts)[:, None] & real[None, :]
-        stat = stats + slot[:, None] * (2 * GROUP) + (flat // DIM)[None, :]
-        # Not from the first-level cache: other multiprocessors wrote these.
-        tops = tl.load(stat, mask=mask, other=float("-inf"), cache_modifier=".cg")
-        weights = tl.load(stat + GROUP, mask=mask, other=0.0, cache_modifier=".cg")
-        partial = tl.load(
-            partials + slot[:, None] * (GROUP * DIM) + flat[None, :], mask=mask, other=0.0, cache_modifier=".cg"
-        )
-        new_top = tl.where(real, tl.maximum(top, tl.max(tops, 0)), 0.0)
-        factors = tl.exp2(tops - new_top[None, :])
-        fading = tl.exp2(top - new_top)
-        weight = weight * fading + tl.sum(weights * factors, 0)
-        sums = sums * fading + tl.sum(partial * factors, 0)
-        top = new_top
-    weight = tl.where(real, weight, 1.0)
-    tl.store(out_item + flat, (sums / weight).to(out_item.dtype.element_ty), mask=real)
-
-
-# --- prefill
-
-
-def prefill(
-    q: Tensor,
-    pool: Tensor,
-    tables: Tensor,
-    contexts: Tensor,
-    offsets: Tensor,
-    scale: float,
-    *,
-    tiles: int | None = None,
-    window: int | None = None,
-    out: Tensor | None = None,
-    config: PrefillConfig | None = None,
-) -> Tensor:
-    """Causal attention of slices of several queries: q [T, H, D], pool [blocks, block_size, 2, K, D] -> [T, H * D].
-
-    Slice i has the queries `offsets[i] .. offsets[i + 1]` of the flat batch, the last of which sees `contexts[i]`
-    tokens, itself included (or the last `window`). `tables` [S, W], `contexts` [S] and `offsets` [S + 1] are int32 on
-    the device. Rows of q in no slice are neither read nor written. `tiles`: at least the number of query tiles, see
-    `prefill_tiles`; default is the most that T tokens in S slices can have.
-    """
-    _check(q, pool, tables, contexts)
-    tokens, heads, head_dim = q.shape
-    kv_heads, group = pool.shape[3], heads // pool.shape[3]
-    out = q.new_empty(tokens, heads * head_dim) if out is None else out
-    slices = len(contexts)
-    require(len(offsets) == slices + 1 and offsets.dtype == torch.int32, "prefill: offsets must be int32 [slices + 1]")
-    require(slices <= MOST_ROWS, f"prefill: {slices} slices, at most {MOST_ROWS}")
-    config = config or prefill_config(q.dtype, head_dim)
-    if tiles is None:
-        tiles = tokens // tile_tokens(config, group) + slices
-    _prefill[(kv_heads, tiles)](
-        q, pool, tables, contexts, offsets, out,
-        scale * LOG2E, window or 0, slices, q.stride(0), q.stride(1), out.stride(0), tables.stride(0),
-        pool.stride(0), pool.stride(1), pool.stride(2), pool.stride(3),
-        GROUP=group, TOKENS=tile_tokens(config, group), ROWS=max(config.rows, power_of_two(group)),
-        DIM=head_dim, DIM_PAD=max(16, power_of_two(head_dim)), BLOCK_SIZE=pool.shape[1], TILE=config.tile,
-        SLICES=power_of_two(slices), WINDOWED=window is not None, UPCAST=upcasts(q.dtype),
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
-    return out
-
-
-def tile_tokens(config: PrefillConfig, group: int) -> int:
-    """Tokens of one query tile."""
-    return max(config.rows, power_of_two(group)) // group
-
-
-@triton.jit(do_not_specialize=["window", "slices"])
-def _prefill(
-    q, pool, tables, contexts, offsets, out,
-    scale, window, slices, q_row, q_head, out_row, table_row,
-    pool_block, pool_token, pool_part, pool_head,
-    GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SLICES: tl.constexpr, WINDOWED: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """One tile of queries of one slice and KV head; row r is query head r % GROUP of token r // GROUP."""
-    head = tl.program_id(0)
-    # Late tiles see the most keys and start first, so that the short ones fill the gaps at the end.
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    ids = tl.arange(0, SLICES)
-    begins = tl.load(offsets + ids, mask=ids < slices, other=0)
-    lengths = tl.load(offsets + ids + 1, mask=ids < slices, other=0) - begins
-    ends = tl.cumsum((lengths + TOKENS - 1) // TOKENS, 0)
-    index = tl.sum((ends <= tile).to(tl.int32), 0)
-    if index < slices:
-        here = ids == index
-        length = tl.sum(tl.where(here, lengths, 0), 0)
-        begin = tl.sum(tl.where(here, begins, 0), 0)
-        end = tl.sum(tl.where(here, ends, 0), 0)
-        first = (tile - end + (length + TOKENS - 1) // TOKENS) * TOKENS
-        context = tl.load(contexts + index)
-        start = context - length
-
-        rows = tl.arange(0, ROWS)
-        dim = tl.arange(0, DIM_PAD)
-        token = first + rows // GROUP
-        # Rows beyond the slice repeat its last token: all arithmetic stays finite, nothing of it is stored.
-        position = start + tl.minimum(token, length - 1)
-        real = (token < length) & (rows < TOKENS * GROUP)
-        query = (begin + token).to(tl.int64) * q_row + (head * GROUP + rows % GROUP) * q_head
-        present = real[:, None] & (dim[None, :] < DIM)
-        queries = tl.load(q + query[:, None] + dim[None, :], mask=present, other=0.0)
-        if UPCAST:
-            queries = queries.to(tl.float32)
-
-        top = tl.full((ROWS,), float("-inf"), tl.float32)
-        weight = tl.zeros((ROWS,), tl.float32)
-        sums = tl.zeros((ROWS, DIM_PAD), tl.float32)
-        # Keys that every query of the tile sees need no mask; those around the diagonal do.
-        last = tl.minimum(start + first + TOKENS, context)
-        whole = (start + first + 1) // TILE
-        low = 0
-        if WINDOWED:
-            low = tl.maximum(start + first + 1 - window, 0) // TILE
-            whole = low
-        table = tables + index.to(tl.int64) * table_row
-        shared = pool + head * pool_head
-        top, weight, sums = _attend(
-            queries, top, weight, sums, position, low, whole, context, table, shared, scale, window,
-            pool_block, pool_token, pool_part, DIM, DIM_PAD, BLOCK_SIZE, TILE, False, WINDOWED, UPCAST,
-        )  # fmt: skip
-        top, weight, sums = _attend(
-            queries, top, weight, sums, position, whole, (last + TILE - 1) // TILE, context, table, shared, scale,
-            window, pool_block, pool_token, pool_part, DIM, DIM_PAD, BLOCK_SIZE, TILE, True, WINDOWED, UPCAST,
-        )  # fmt: skip
-        result = (sums / weight[:, None]).to(out.dtype.element_ty)
-        place = (begin + token).to(tl.int64) * out_row + (head * GROUP + rows % GROUP) * DIM
-        tl.store(out + place[:, None] + dim[None, :], result, mask=present)
-
-
-@triton.jit
-def _attend(
-    queries, top, weight, sums, position, low, high, context, table, pool, scale, window,
-    pool_block, pool_token, pool_part, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """Online softmax over the key tiles low .. high. In float32, three tf32 products make one as good as float32."""
-    dim = tl.arange(0, DIM_PAD)
-    # One tile ahead, as in decode. A table reaches as far as its context; beyond it nothing is read.
-    token = low * TILE + tl.arange(0, TILE)
-    next_block = tl.load(table + token // BLOCK_SIZE, mask=token < context, other=0)
-    for tile in range(low, high):
-        block = next_block.to(tl.int64)
-        token = tile * TILE + tl.arange(0, TILE)
-        next_block = tl.load(table + (token + TILE) // BLOCK_SIZE, mask=token + TILE < context, other=0)
-        places = block * pool_block + (token % BLOCK_SIZE) * pool_token
-        pointers = pool + places[:, None] + dim[None, :]
-        if MASKED:
-            present = (token < context)[:, None] & (dim[None, :] < DIM)
-            keys = tl.load(pointers, mask=present, other=0.0)
-            values = tl.load(pointers + pool_part, mask=present, other=0.0)
-        elif DIM == DIM_PAD:
-            keys = tl.load(pointers)
-            values = tl.load(pointers + pool_part)
-        else:
-            keys = tl.load(pointers, mask=dim[None, :] < DIM, other=0.0)
-            values = tl.load(pointers + pool_part, mask=dim[None, :] < DIM, other=0.0)
-        if UPCAST:
-            keys = keys.to(tl.float32)
-            values = values.to(tl.float32)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="tf32x3") * scale
-        if MASKED:
-            seen = token[None, :] <= position[:, None]
-            if WINDOWED:
-                seen = seen & (token[None, :] > position[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        safe = new_top
-        if WINDOWED:
-            # A later query of the tile may see nothing of the first key tiles.
-            safe = tl.where(new_top == float("-inf"), 0.0, new_top)
-        shares = tl.exp2(scores - safe[:, None])
-        fading = tl.exp2(top - safe)
-        weight = weight * fading + tl.sum(shares, 1)
-        sums = sums * fading[:, None]
-        sums = tl.dot(shares.to(values.dtype), values, sums, input_precision="tf32x3")
-        top = new_top
-    return top, weight, sums
-
-
-# --- checks
-
-
-def _check(q: Tensor, pool: Tensor, tables: Tensor, contexts: Tensor) -> None:
-    require(q.dim() == 3 and pool.dim() == 5 and pool.shape[2] == 2, "attention: q is [T, H, D], pool [B, N, 2, K, D]")
-    require(q.shape[2] == pool.shape[4], f"attention: head size {q.shape[2]} of q, {pool.shape[4]} of the pool")
-    require(q.shape[1] % pool.shape[3] == 0, f"attention: {q.shape[1]} query heads over {pool.shape[3]} KV heads")
-    require(q.dtype == pool.dtype and q.dtype in FLOATS, f"attention: q is {q.dtype}, the pool {pool.dtype}")
-    require(q.shape[2] <= 256, f"attention: head size {q.shape[2]}, at most 256")
-    ints = tables.dtype == contexts.dtype == torch.int32
-    require(ints and len(tables) >= len(contexts), "attention: tables and contexts must be int32, a table a context")
-    contiguous_rows("attention", q, pool, tables, contexts)
-
-
-def _check_workspace(workspace: Workspace, programs: int, items: int, width: int) -> None:
-    fits = workspace.partials.numel() >= 2 * programs * width and workspace.counters.numel() >= items
-    require(fits, "decode: the workspace was made for fewer rows, heads or programs")
+    return DeviceBatch(
+        decodes=decodes,
+        contexts=moved(batch.contexts),
+        tables=batch.tables.int(),
+        offsets=moved(edges) if len(edges) > 1 else None,
+        tokens=edges[-1] - decodes,
+    )

@@ -1,7 +1,5 @@
 """Root-mean-square norms, alone and with the residual added first: each tensor is read once and written once."""
 
-# ruff: noqa: ANN001, ANN202 - arguments of kernels have Triton's types, which no annotation can say
-
 from __future__ import annotations
 
 import torch

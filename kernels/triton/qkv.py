@@ -1,7 +1,5 @@
 """From the fused projection to attention's inputs in one pass: norm of heads, rotation, write to the KV pool."""
 
-# ruff: noqa: ANN001, ANN202 - arguments of kernels have Triton's types, which no annotation can say
-
 from __future__ import annotations
 
 import triton

@@ -79,3 +79,47 @@ def test_place_qkv(heads, kv_heads, dim, rotary, normed, dtype):
         assert error(stored[0], keys[token]) < BOUNDS[dtype]
         assert torch.equal(stored[1], values[token].to(dtype))
     assert pool.isnan().sum() == pool.numel() - 3 * 2 * kv_heads * dim
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_the_reference_of_place_qkv_is_its_formula(normed):
+    heads, kv_heads, dim = 4, 2, 20
+    x = torch.randn(4, (heads + 2 * kv_heads) * dim)
+    pool = torch.full((5, 4, 2, kv_heads, dim), float("nan"))
+    cos, sin = tables(12, 50)
+    positions, slots = torch.tensor([3, 49, 0, 7]), torch.tensor([9, 2, -1, 19])
+    weights = torch.randn(heads + kv_heads, dim) if normed else None
+    queries, keys, values = placed(x, positions, cos, sin, heads, kv_heads, weights)
+    out = reference.place_qkv(x, positions, slots, cos, sin, pool, heads, weights)
+    torch.testing.assert_close(out, queries)
+    torch.testing.assert_close(pool[2, 1], torch.stack((keys[0], values[0])))
+    assert pool.isnan().sum() == pool.numel() - 3 * 2 * kv_heads * dim
+
+
+def test_strided_rows():
+    """Rows of a wider tensor, as slices of a projection are."""
+    wide = torch.randn(5, 3, 64)
+    x, weight = wide[:, 1], torch.randn(64)
+    torch.testing.assert_close(norm.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
+    torch.testing.assert_close(activation.silu_mul(x), reference.silu_mul(x))
+
+
+def test_nothing_to_do():
+    assert norm.rms_norm(torch.empty(0, 8), torch.ones(8), 1e-6).shape == (0, 8)
+    assert norm.add_rms_norm(torch.empty(0, 8), torch.empty(0, 8), torch.ones(8), 1e-6)[0].shape == (0, 8)
+    assert activation.silu_mul(torch.empty(0, 8)).shape == (0, 4)
+    assert activation.embedding(torch.empty(0, dtype=torch.int64), torch.ones(3, 4)).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: norm.rms_norm(torch.ones(2, 8), torch.ones(4), 1e-6), r"weight \[4\] does not fit x"),
+        (lambda: norm.rms_norm(torch.ones(8, 2).T, torch.ones(8), 1e-6), "last axis must be contiguous"),
+        (lambda: activation.silu_mul(torch.ones(2, 7)), r"not \[T, 2 \* width\]"),
+        (lambda: norm.rms_norm(torch.ones(1, 40000), torch.ones(40000), 1e-6), "rows of 40000, at most 32768"),
+    ],
+)
+def test_wrong_shapes_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
