@@ -263,8 +263,12 @@ class Laws:
         preempted = {event.sequence for event in self.events if event.kind in ("recompute", "swap")}
         for request in scenario.requests:
             self._check_outcome(request, self.outcomes[request.id])
+            times = self._computed[request.id].values()
             if request.id not in preempted:
-                assert max(self._computed[request.id].values(), default=1) == 1, "a token was computed twice"
+                assert max(times, default=1) == 1, "a token was computed twice"
+            if not request.hashes:
+                again = sum(count - 1 for count in times)
+                assert self.outcomes[request.id].sequence.recomputed == again
 
     def _check_outcome(self, request: Request, ended: Ended) -> None:
         if ended.outcome == "finished":
