@@ -10,6 +10,8 @@ from playground.sequence import State
 from playground.workload.source import OpenLoop
 from tests.playground.fakes import FakeBackend, Greedy, Log, done, everything, nothing
 
+CHAIN = dict(hashes=(7, 8, 9), hash_block=4)
+
 
 def request(id=0, prompt=4, output=3, arrival=0.0, **more) -> Request:
     return Request(id, arrival, prompt, more.pop("max_tokens", output), output, **more)
@@ -39,6 +41,10 @@ def driven(spec=None, policy=None, requests=1, **options) -> Scheduler:
     for id in range(requests):
         scheduler.arrive(request(id), 0.0)
     return scheduler
+
+
+def first(view):
+    return next(iter(view))
 
 
 def step_of(scheduler, group=0, now=0.0):
@@ -100,7 +106,7 @@ def test_a_pipeline_has_a_step_in_flight_on_every_stage():
 def test_no_more_steps_are_in_flight_than_stages_times_run_ahead(stages, run_ahead):
     spec = Spec(blocks=40, block_size=4, stages=stages, forwards_tokens=True)
     scheduler = driven(spec, Greedy(lambda draft: None, run_ahead=run_ahead), 0)
-    scheduler.policy.moves = [lambda draft: draft.take(next(iter(draft.waiting)), 9)] * 99
+    scheduler.policy.moves = [lambda draft: draft.take(first(draft.waiting), 9)] * 99
     for id in range(12):
         scheduler.arrive(request(id), 0.0)
     launched = 0
@@ -145,9 +151,103 @@ def test_one_prompt_can_be_cut_over_two_lanes():
     ]
 
 
-# --- shared prefixes
+# --- verbs that refuse
 
-CHAIN = dict(hashes=(7, 8, 9), hash_block=4)
+
+def drafted(scheduler, move) -> Scheduler:
+    """Make one draft, by one move, and see that all accounts are right afterwards."""
+    scheduler.policy.moves = [move]
+    step_of(scheduler)
+    scheduler.check()
+    return scheduler
+
+
+def started(**options) -> Scheduler:
+    """One sequence of 4 tokens that decodes, one that waits."""
+    scheduler = driven(**options)
+    scheduler.commit(done(step_of(scheduler)))
+    scheduler.arrive(request(1), 0.0)
+    return scheduler
+
+
+def test_a_victims_tokens_are_given_back():
+    spec = Spec(blocks=20, block_size=4, max_tokens=6)
+
+    def change_of_mind(draft):
+        draft.take(first(draft.running), 1)
+        draft.take(first(draft.waiting), 4)
+        assert (draft.tokens, draft.tokens_left) == (5, 1)
+        draft.preempt(list(draft.running)[1])
+        assert (draft.tokens, draft.tokens_left) == (1, 5)
+        draft.preempt(first(draft.running))
+        assert (draft.tokens, draft.tokens_left, draft.empty) == (0, 6, True)
+
+    scheduler = drafted(started(spec=spec), change_of_mind)
+    assert [(sequence.launched, sequence.promised) for sequence in scheduler.sequences.values()] == [(0, 1), (0, 0)]
+
+
+def test_a_sequence_decodes_once_in_a_step():
+    def twice(draft):
+        assert draft.take_decodes([first(draft.running)] * 2) == 1
+        assert draft.take(first(draft.running), 1) == 0
+
+    drafted(started(), twice)
+
+
+def test_a_sequence_whose_input_is_not_known_is_not_placed():
+    def too_soon(draft):
+        assert draft.take_decodes([first(draft.running)]) == draft.take(first(draft.running), 1) == 0
+
+    scheduler = driven(Spec(blocks=20, block_size=4), Greedy(run_ahead=2))
+    step_of(scheduler)
+    drafted(scheduler, too_soon)
+
+
+def test_no_more_tokens_are_placed_than_a_step_may_have():
+    def too_many(draft):
+        assert draft.take(first(draft.waiting), 99) == 4
+        assert draft.take_decodes(draft.decoding) == 0
+
+    scheduler = started(spec=Spec(blocks=20, block_size=4, max_tokens=4))
+    scheduler.arrive(request(2, prompt=9), 0.0)
+    drafted(scheduler, too_many)
+
+
+def test_a_prefix_that_nobody_holds_takes_free_blocks_too():
+    """Three blocks known and free, one free besides: prompt 12 + 5 needs two besides the three."""
+    scheduler = driven(Spec(blocks=4, block_size=4), requests=0)
+    scheduler.arrive(request(0, prompt=12, output=1, **CHAIN), 0.0)
+    scheduler.commit(done(step_of(scheduler), ending={0: 12}))
+    scheduler.arrive(request(1, prompt=15, output=1, **CHAIN), 0.0)
+    holder = request(2, prompt=5, output=4)
+    scheduler.arrive(holder, 0.0)
+
+    def squeeze(draft):
+        known, other = list(draft.waiting)
+        assert draft.take(other, 4) == 4
+        assert draft.prefix_hit(known) == 12
+        assert draft.blocks_needed(known, 15) == 4 > draft.blocks_free
+        assert draft.take(known, 15) == 0 and known.state is State.WAITING
+
+    drafted(scheduler, squeeze)
+
+
+@pytest.mark.parametrize(
+    "verb, message",
+    [
+        (lambda draft, runs, waits: draft.preempt(waits), "1 is waiting: only a running one can be preempted"),
+        (lambda draft, runs, waits: draft.swap_in(waits), "1 is waiting: only a swapped one can be swapped in"),
+        (lambda draft, runs, waits: draft.reject(runs, ""), "0 is running: only a waiting one can be rejected"),
+        (lambda draft, runs, waits: draft.send(runs, 0), "0 is running: only a waiting one can be sent"),
+        (lambda draft, runs, waits: draft.send(waits, 7), "rank 7 does not exist: there are 1"),
+    ],
+)
+def test_a_verb_on_the_wrong_sequence_says_so(verb, message):
+    with pytest.raises(ValueError, match=message):
+        drafted(started(), lambda draft: verb(draft, first(draft.running), first(draft.waiting)))
+
+
+# --- shared prefixes
 
 
 def first_chunks(draft):
@@ -159,7 +259,7 @@ def hits(scheduler, prompt=12) -> int:
     """Tokens of the chain that a newcomer would find now."""
     scheduler.arrive(request(9, prompt=prompt, **CHAIN), 0.0)
     found = []
-    scheduler.policy.moves = [lambda draft: found.append(draft.prefix_hit(next(iter(draft.waiting))))]
+    scheduler.policy.moves = [lambda draft: found.append(draft.prefix_hit(first(draft.waiting)))]
     step_of(scheduler)
     scheduler.abort(9, 0.0)
     return found[0]
@@ -178,7 +278,7 @@ def test_a_prefix_can_be_shared_when_the_slice_that_filled_it_commits():
 
 
 def test_a_block_that_is_not_full_is_not_shared():
-    scheduler = driven(policy=Greedy(lambda draft: draft.take(next(iter(draft.waiting)), 7)), requests=0)
+    scheduler = driven(policy=Greedy(lambda draft: draft.take(first(draft.waiting), 7)), requests=0)
     scheduler.arrive(request(0, prompt=12, **CHAIN), 0.0)
     scheduler.commit(done(step_of(scheduler)))
     assert hits(scheduler) == 4
@@ -223,7 +323,7 @@ def swap_first(draft):
 
 
 def swap_in_first(draft):
-    assert draft.swap_in(next(iter(draft.waiting)))
+    assert draft.swap_in(first(draft.waiting))
 
 
 def test_a_sequence_goes_to_the_host_and_comes_back_where_it_was():
@@ -255,7 +355,7 @@ def test_a_full_host_refuses_a_victim_and_it_runs_on():
 def test_a_sequence_on_its_way_takes_a_seat():
     spec = Spec(blocks=20, block_size=4, host_blocks=5, max_seqs=1)
     seats = []
-    watch = lambda draft: seats.append((draft.seats, draft.take(next(iter(draft.waiting)), 4)))  # noqa: E731
+    watch = lambda draft: seats.append((draft.seats, draft.take(first(draft.waiting), 4)))  # noqa: E731
     scheduler = driven(spec, Greedy(everything, swap_first, watch, run_ahead=2))
     scheduler.arrive(request(1), 0.0)
     scheduler.commit(done(step_of(scheduler)))
@@ -312,7 +412,7 @@ def test_without_forwarding_a_sequence_waits_for_its_token():
 def test_a_forwarded_token_is_planned_no_sooner_than_it_leaves_the_last_stage(stages):
     def decode_and_start_one(draft):
         draft.take_decodes(draft.decoding)
-        draft.take(next(iter(draft.waiting)), 4)
+        draft.take(first(draft.waiting), 4)
 
     spec = Spec(blocks=40, block_size=4, stages=stages, forwards_tokens=True)
     scheduler = driven(spec, Greedy(*[decode_and_start_one] * 6, run_ahead=3), requests=9)
@@ -502,7 +602,7 @@ def test_abort_of_a_sequence_in_flight_frees_its_blocks_at_the_last_commit():
 
 
 def test_abort_of_a_draining_sequence():
-    scheduler = driven(policy=Greedy(everything, lambda draft: draft.preempt(next(iter(draft.running))), run_ahead=2))
+    scheduler = driven(policy=Greedy(everything, lambda draft: draft.preempt(first(draft.running)), run_ahead=2))
     step = step_of(scheduler)
     assert step_of(scheduler) is None
     assert scheduler.sequences[0].state is State.DRAINING
@@ -620,7 +720,7 @@ def test_a_sent_sequence_does_not_wait_for_another_groups_step():
 
 
 def test_a_preempted_sequence_can_go_to_another_replica():
-    policy = Greedy(everything, lambda draft: draft.preempt(next(iter(draft.running))), send_to(1))
+    policy = Greedy(everything, lambda draft: draft.preempt(first(draft.running)), send_to(1))
     policy.place = lambda request, view: 0
     log = play([request(output=3), request(1, arrival=9.0, output=1)], policy, Spec(blocks=20, block_size=4, ranks=2))
     assert log.tokens[0] == 3
@@ -723,7 +823,7 @@ def test_what_can_never_fit_is_rejected_with_the_reason():
 
 
 def test_a_policy_may_turn_a_request_away():
-    log = play([request()], Greedy(lambda draft: draft.reject(next(iter(draft.waiting)), "too dear")), Spec(blocks=9))
+    log = play([request()], Greedy(lambda draft: draft.reject(first(draft.waiting), "too dear")), Spec(blocks=9))
     assert log.outcomes == {0: "rejected"} and log.events == ["reject"]
 
 
@@ -749,10 +849,10 @@ def test_no_run_ahead_at_all_is_impossible():
 @pytest.mark.parametrize("requeue, order", [("front", [0, 1]), ("back", [1, 0])])
 def test_where_a_preempted_sequence_waits_is_a_parameter(requeue, order):
     def give_up(draft):
-        draft.preempt(next(iter(draft.running)))
+        draft.preempt(first(draft.running))
 
     scheduler = driven(
-        policy=Greedy(lambda draft: draft.take(next(iter(draft.waiting)), 4), give_up), requests=2, requeue=requeue
+        policy=Greedy(lambda draft: draft.take(first(draft.waiting), 4), give_up), requests=2, requeue=requeue
     )
     scheduler.commit(done(step_of(scheduler)))
     step_of(scheduler)
@@ -762,7 +862,7 @@ def test_where_a_preempted_sequence_waits_is_a_parameter(requeue, order):
 def test_a_preempted_sequence_keeps_its_tokens():
     log = play(
         [request(output=5)],
-        Greedy(everything, everything, lambda d: d.preempt(next(iter(d.running)))),
+        Greedy(everything, everything, lambda d: d.preempt(first(d.running))),
         Spec(blocks=20, block_size=4),
     )
     assert log.tokens == {0: 5}
