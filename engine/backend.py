@@ -51,7 +51,7 @@ class TorchBackend:
             host_blocks=host_blocks,
             max_seqs=max_seqs,
             max_tokens=max_tokens,
-            max_length=_max_length(model, max_length),
+            max_length=longest_sequence(model, max_length),
             forwards_tokens=True,
         )
         self.spec = replace(limits, blocks=_fitting_blocks(model, limits)) if blocks is None else limits
@@ -159,7 +159,8 @@ def make_pools(model: Decoder, spec: Spec) -> Pools:
     return Pools(pool(spec.blocks, model.device), pool(spec.host_blocks, "cpu") if spec.host_blocks else None)
 
 
-def _max_length(model: Decoder, asked: int | None) -> int:
+def longest_sequence(model: Decoder, asked: int | None) -> int:
+    """The most tokens of a sequence: as asked, or the model's own limit."""
     longest = model.shape.max_length
     if asked is not None and asked > longest:
         raise EngineError(f"max_length={asked} is more than the model's {longest}; lower it or use another model")

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from engine.errors import EngineError
-from playground.model import ModelShape
+from playground.model import ModelShape, shipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,20 @@ def read_config(folder: Path) -> DecoderConfig:
     """The config of a checkpoint's folder; an `EngineError` names the file and what is wrong in it."""
     path = folder / "config.json"
     config = read_json(path)
+    return _decoder_config(config, path, _eos(config, folder))
+
+
+def find_config(path: str | Path) -> DecoderConfig:
+    """The config of a checkpoint's folder, of a `config.json`, or of a model that ships with the playground."""
+    if Path(path).is_dir():
+        return read_config(Path(path))
+    if str(path) in shipped():
+        path = Path(str(files("playground").joinpath("models", f"{path}.json")))
+    config = read_json(Path(path))
+    return _decoder_config(config, Path(path), _end_tokens(config.get("eos_token_id")))
+
+
+def _decoder_config(config: Mapping[str, Any], path: Path, eos: tuple[int, ...]) -> DecoderConfig:
     try:
         shape = ModelShape.from_hf(config)
     except ValueError as error:
@@ -50,7 +65,7 @@ def read_config(folder: Path) -> DecoderConfig:
         shape=shape,
         rms_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope=_rope(config, path),
-        eos=_eos(config, folder),
+        eos=eos,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
     )
 
@@ -111,7 +126,10 @@ def _eos(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
     """End tokens. `generation_config.json` has the last word: chat models end turns with a token of their own."""
     path = folder / "generation_config.json"
     stated = read_json(path).get("eos_token_id") if path.is_file() else None
-    ids = config.get("eos_token_id") if stated is None else stated
+    return _end_tokens(config.get("eos_token_id") if stated is None else stated)
+
+
+def _end_tokens(ids: Any) -> tuple[int, ...]:
     if ids is None:
         return ()
     return tuple(ids) if isinstance(ids, list) else (int(ids),)

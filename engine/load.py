@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from engine.config import DecoderConfig, read_config
+from engine.config import DecoderConfig, find_config, read_config
 from engine.errors import EngineError
 from engine.models.decoder import Decoder
-from engine.weights import read_weights
-from kernels.registry import select
+from engine.weights import Weights, random_weights, read_weights
+from kernels.registry import Need, select
+from playground.model import ModelShape
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -33,8 +35,46 @@ def load_model(
     if not folder.is_dir():
         raise EngineError(f"model.path={path}: no such folder; give a Hugging Face checkpoint's folder")
     config = read_config(folder)
-    weights = read_weights(folder, config.shape, _dtype(dtype, config), device)
-    return Decoder(config, weights, select(torch.device(device).type, kernels))
+    return _decoder(config, _dtype(dtype, config), device, kernels, partial(read_weights, folder))
+
+
+def random_model(
+    path: str | Path,
+    dtype: str = "auto",
+    device: str = "cpu",
+    kernels: Mapping[str, str] | None = None,
+    seed: int = 0,
+) -> Decoder:
+    """A decoder with the shape of a checkpoint's folder, a `config.json` or a shipped model, and random weights."""
+    config = find_config(path)
+    return _decoder(config, _dtype(dtype, config), device, kernels, partial(random_weights, seed=seed))
+
+
+def _decoder(
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: str,
+    kernels: Mapping[str, str] | None,
+    weights: Callable[[ModelShape, torch.dtype, str], Weights],
+) -> Decoder:
+    """Operations first: what no kernel can do is told before gigabytes are read."""
+    _check_device(device)
+    shape = config.shape
+    need = Need(dtype, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden)
+    ops = select(torch.device(device).type, kernels, need)
+    try:
+        return Decoder(config, weights(shape, dtype, device), ops)
+    except torch.OutOfMemoryError as error:
+        needed = shape.parameters * dtype.itemsize / 1e9
+        raise EngineError(
+            f"model: {needed:.1f} GB of weights in {dtype} do not fit the memory of {device}; take a smaller model, a "
+            "smaller dtype or another device"
+        ) from error
+
+
+def _check_device(device: str) -> None:
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise EngineError(f"device={device}: no CUDA device is visible; take device=cpu, or check nvidia-smi")
 
 
 def load_tokenizer(path: str | Path) -> Any:

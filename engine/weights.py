@@ -136,6 +136,54 @@ class _Reader:
         return torch.cat((queries, keys))
 
 
+def random_weights(shape: ModelShape, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Weights:
+    """Weights drawn on the device itself, the same for the same seed and kind of device.
+
+    They are scaled so that what the layers compute neither vanishes nor explodes, and greedy text goes on and on.
+    """
+    draw = _Draw(shape, dtype, torch.device(device), torch.Generator(device).manual_seed(seed))
+    head = draw.projection(shape.vocabulary, shape.hidden, gain=4.5)
+    tied = shape.tied_embeddings
+    embedding = head.weight if tied else draw.normal(shape.vocabulary, shape.hidden, deviation=0.4)
+    layers = tuple(draw.layer() for _ in range(shape.layers))
+    return Weights(embedding, layers, draw.around(1.0, shape.hidden), head.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """Random tensors in the order they are asked for; gains are those of the tiny checkpoints."""
+
+    shape: ModelShape
+    dtype: torch.dtype
+    device: torch.device
+    generator: torch.Generator
+
+    def layer(self) -> LayerWeights:
+        shape = self.shape
+        queries_keys = (shape.heads + shape.kv_heads, shape.head_dim)
+        return LayerWeights(
+            attention_norm=self.around(1.0, shape.hidden),
+            qkv=self.projection(shape.query_width + 2 * shape.kv_width, shape.hidden, 2.0, shape.attention_bias),
+            qk_norm=self.around(1.5, *queries_keys) if shape.qk_norm else None,
+            out=self.projection(shape.hidden, shape.query_width, 1.5, shape.output_bias),
+            mlp_norm=self.around(1.0, shape.hidden),
+            gate_up=self.projection(2 * shape.intermediate, shape.hidden, 1.5, shape.mlp_bias),
+            down=self.projection(shape.hidden, shape.intermediate, 1.0, shape.mlp_bias),
+        )
+
+    def projection(self, outputs: int, inputs: int, gain: float, biased: bool = False) -> Linear:
+        """[outputs, inputs] that turns inputs of deviation 1 into outputs of deviation `gain`."""
+        weight = self.normal(outputs, inputs, deviation=gain * inputs**-0.5)
+        return Linear(weight, self.around(0.0, outputs) if biased else None)
+
+    def around(self, mean: float, *size: int) -> Tensor:
+        return self.normal(*size, deviation=0.2, mean=mean)
+
+    def normal(self, *size: int, deviation: float, mean: float = 0.0) -> Tensor:
+        empty = torch.empty(size, dtype=self.dtype, device=self.device)
+        return empty.normal_(mean, deviation, generator=self.generator)
+
+
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.build import Plan, Simulated
 from experiments.settings import SettingError
@@ -19,35 +19,51 @@ if TYPE_CHECKING:
 class Engine:
     """One model on one device, in real time.
 
-    `checkpoint` is a Hugging Face folder or a name that the engine prepares itself (default: `model.path`); `dtype`
-    float32, bfloat16, float16 or auto; `kernels` names implementations by operation where the fastest is not wanted.
+    `checkpoint` is a Hugging Face folder or a name that the engine prepares itself (default: `model.path`), with
+    `weights=random` any model's shape; `dtype` float32, bfloat16, float16 or auto, the model's own (default: float32 on
+    a CPU, auto elsewhere); `kernels` names implementations by operation where the fastest is not wanted. On
+    `device=cuda`: `cuda_graphs` for steps of nothing but decodes, and the share of the memory to use.
     """
 
     checkpoint: str | None = None
-    dtype: str = "float32"
+    dtype: str | None = None
     device: str = "cpu"
     kernels: Mapping[str, str] | None = None
+    cuda_graphs: bool = True
+    gpu_memory_utilization: float = 0.9
 
     def make(self, plan: Plan) -> Backend:
         _check_single(plan)
         model = self.load(plan)
-        from engine.backend import TorchBackend
-
         kv, limits = plan.settings.kv, plan.settings.limits
-        return TorchBackend(
-            model,
+        sizes: dict[str, Any] = dict(
             blocks=kv.blocks,
             block_size=kv.block_size,
             host_blocks=kv.host_blocks,
             max_seqs=limits.max_seqs,
             max_tokens=limits.max_tokens,
         )
+        if self.on_gpu:
+            from engine.cuda.backend import CudaBackend
+
+            return CudaBackend(model, graphs=self.cuda_graphs, memory_utilization=self.gpu_memory_utilization, **sizes)
+        from engine.backend import TorchBackend
+
+        return TorchBackend(model, **sizes)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.partition(":")[0] == "cuda"
 
     def load(self, plan: Plan) -> Decoder:
         _check_torch()
-        from engine.load import load_model
+        from engine.load import load_model, random_model
 
-        return load_model(checkpoint_folder(self.checkpoint or plan.checkpoint), self.dtype, self.device, self.kernels)
+        path = self.checkpoint or plan.checkpoint
+        dtype = self.dtype or ("auto" if self.on_gpu else "float32")
+        if plan.settings.weights == "random":
+            return random_model(path, dtype, self.device, self.kernels, plan.settings.seed)
+        return load_model(checkpoint_folder(path), dtype, self.device, self.kernels)
 
     def where(self, plan: Plan) -> str:
         return self.device
@@ -93,7 +109,7 @@ def checkpoint_folder(checkpoint: str) -> Path:
     if not Path(checkpoint).is_dir():
         raise SettingError(
             f"model.path={checkpoint}: the engine needs a Hugging Face folder with weights, "
-            "or one of tiny, smollm2-135m, which it prepares itself"
+            "or one of tiny, smollm2-135m, which it prepares itself, or weights=random"
         )
     return Path(checkpoint)
 

@@ -96,6 +96,8 @@ class Settings:
     slo: Slo = field(default_factory=Slo)
     logger: Any = MISSING
     seed: int = 0
+    weights: str = "checkpoint"
+    """What the engine computes with: `checkpoint`, or `random` weights for any model's shape, read from nowhere."""
     plots: bool = False
     """Draw latency distributions, tokens per step and KV use into the run folder (needs the extra `report`)."""
     study: Any = None
@@ -105,6 +107,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise SettingError(f"seed={self.seed} must be 0 or more")
+        if self.weights not in ("checkpoint", "random"):
+            raise SettingError(f"weights={self.weights} must be checkpoint or random")
 
 
 def register() -> None:

@@ -7,6 +7,7 @@ done with the logits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,9 @@ from engine.config import DecoderConfig
 from engine.kv import KvPool
 from engine.rope import frequencies
 from engine.weights import LayerWeights, Weights
-from kernels.batch import PagedBatch
-from kernels.reference import rope_table
+from kernels import reference
+from kernels.batch import DeviceBatch, PagedBatch
+from kernels.reference import rope_halves, rope_table
 from kernels.registry import Attend, Ops, Project
 
 
@@ -26,14 +28,22 @@ class Inputs:
     """One forward pass over T tokens of several sequences, on the model's device."""
 
     tokens: Tensor
-    """Ids, [T] int64."""
+    """Ids, [T] int32 or int64."""
     positions: Tensor
     """Of each token in its sequence, [T] int64."""
     slots: Tensor
-    """Where each token's KV goes: block * block_size + offset, [T] int64."""
-    rows: Tensor
-    """Tokens whose successor is wanted, as indices into the batch, int64."""
-    pages: PagedBatch
+    """Where each token's KV goes: block * block_size + offset, [T] int64; -1 (with a fused `place_qkv`): nowhere."""
+    rows: Tensor | None
+    """Tokens whose successor is wanted, as indices into the batch, int64; None: all."""
+    pages: PagedBatch | DeviceBatch
+
+
+class Place(Protocol):
+    """What happens between the projection of queries, keys and values and the attention, in every layer of a pass."""
+
+    def __call__(self, qkv: Tensor, norm: Tensor | None, kv: Tensor) -> Tensor:
+        """qkv [T, (H + 2K) * D] -> queries [T, H, D]; keys and values go to the layer's pool. May overwrite qkv."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +51,7 @@ class _Pass:
     """What all layers of one forward pass share."""
 
     attend: Attend
-    cos: Tensor
-    sin: Tensor
-    slots: Tensor
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +80,8 @@ class Decoder:
         """What follows each layer."""
         self._head = ops.linear(weights.head, None)
         self._scale = self.shape.head_dim**-0.5
-        turns, scale = frequencies(config.rope, self.shape.head_dim)
-        table = rope_table(turns, self.shape.max_length, scale, self.dtype)
-        self._cos, self._sin = (part.to(self.device) for part in table)
+        fused = ops.place_qkv is not reference.place_qkv
+        self._places: _Fused | _Stepwise = (_Fused if fused else _Stepwise)(config, ops, self.dtype, self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -92,11 +99,10 @@ class Decoder:
         for layer, kv, norm in zip(self._layers, pool.layers, self._norms, strict=True):
             x, residual = self._layer(layer, x, residual, kv, shared)
             x, residual = self.ops.add_rms_norm(x, residual, norm, self.config.rms_eps)
-        return self._head(x.index_select(0, inputs.rows))
+        return self._head(x if inputs.rows is None else x.index_select(0, inputs.rows))
 
     def _shared(self, inputs: Inputs) -> _Pass:
-        cos, sin = (table.index_select(0, inputs.positions) for table in (self._cos, self._sin))
-        return _Pass(self.ops.attention(inputs.pages), cos, sin, inputs.slots)
+        return _Pass(self.ops.attention(inputs.pages), self._places.of(inputs.positions, inputs.slots))
 
     def _layer(self, layer: _Layer, x: Tensor, residual: Tensor, kv: Tensor, shared: _Pass) -> tuple[Tensor, Tensor]:
         """The normed input [T, hidden] of a layer -> its output before the residual is added, and the residual."""
@@ -105,15 +111,49 @@ class Decoder:
         return layer.down(self.ops.silu_mul(layer.gate_up(x))), residual
 
     def _attention(self, layer: _Layer, x: Tensor, kv: Tensor, shared: _Pass) -> Tensor:
-        heads, kv_heads, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
-        qkv = layer.qkv(x)  # [T, (heads + 2 * kv_heads) * head_dim]
-        rotated = qkv.view(x.shape[0], -1, head_dim)[:, : heads + kv_heads]
-        if layer.qk_norm is not None:
-            rotated.copy_(self.ops.rms_norm(rotated, layer.qk_norm, self.config.rms_eps))
-        self.ops.rotate(rotated, shared.cos, shared.sin)
-        # The keys were changed in place, so they and the values are still side by side.
-        self.ops.write_kv(qkv[:, heads * head_dim :], shared.slots, kv)
-        return layer.out(shared.attend(rotated[:, :heads], kv, self._scale))
+        queries = shared.place(layer.qkv(x), layer.qk_norm, kv)
+        return layer.out(shared.attend(queries, kv, self._scale))
+
+
+class _Fused:
+    """One operation for everything between projection and attention."""
+
+    def __init__(self, config: DecoderConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+        self._op, self._heads, self._eps = ops.place_qkv, config.shape.heads, config.rms_eps
+        turns, scale = frequencies(config.rope, config.shape.head_dim)
+        halves = rope_halves(turns, config.shape.max_length, scale, torch.float32)
+        self._cos, self._sin = (part.to(device) for part in halves)
+
+    def of(self, positions: Tensor, slots: Tensor) -> Place:
+        def place(qkv: Tensor, norm: Tensor | None, kv: Tensor) -> Tensor:
+            return self._op(qkv, positions, slots, self._cos, self._sin, kv, self._heads, norm, self._eps)
+
+        return place
+
+
+class _Stepwise:
+    """Norm of heads, rotation and write, one after another."""
+
+    def __init__(self, config: DecoderConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+        self._ops, self._shape, self._eps = ops, config.shape, config.rms_eps
+        turns, scale = frequencies(config.rope, self._shape.head_dim)
+        table = rope_table(turns, self._shape.max_length, scale, dtype)
+        self._cos, self._sin = (part.to(device) for part in table)
+
+    def of(self, positions: Tensor, slots: Tensor) -> Place:
+        cos, sin = (table.index_select(0, positions) for table in (self._cos, self._sin))
+        heads, kv_heads, head_dim = self._shape.heads, self._shape.kv_heads, self._shape.head_dim
+
+        def place(qkv: Tensor, norm: Tensor | None, kv: Tensor) -> Tensor:
+            rotated = qkv.view(len(qkv), -1, head_dim)[:, : heads + kv_heads]
+            if norm is not None:
+                rotated.copy_(self._ops.rms_norm(rotated, norm, self._eps))
+            self._ops.rotate(rotated, cos, sin)
+            # The keys were changed in place, so they and the values are still side by side.
+            self._ops.write_kv(qkv[:, heads * head_dim :], slots, kv)
+            return rotated[:, :heads]
+
+        return place
 
 
 def _layer(weights: LayerWeights, ops: Ops) -> _Layer:

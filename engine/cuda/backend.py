@@ -1,0 +1,356 @@
+"""The backend on one NVIDIA GPU: steps are queued on streams as they are launched, and polled for.
+
+It decides nothing. The host prepares a step while the device computes the ones before; what a step samples stays on
+the device, where the next one finds it, and is read by the host when the step is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from time import perf_counter, sleep
+
+import torch
+from torch import Tensor
+
+from engine.backend import longest_sequence
+from engine.cuda.forward import Forward, pack_decodes, pack_mixed
+from engine.cuda.graphs import Graphs
+from engine.cuda.memory import GRAPHS, Memory, fitting_blocks
+from engine.cuda.parcel import Parcel, Parcels
+from engine.cuda.residents import Resident, Residents, Sampled
+from engine.cuda.state import SlotState, Words
+from engine.cuda.swap import Swap
+from engine.cuda.timeline import Clock, CudaTimeline, Mark, Timeline
+from engine.cuda.warmup import WARM_SLICES, idle_step, measured, run_idle
+from engine.errors import EngineError, StepFailed
+from engine.kv import KvPool, block_bytes
+from engine.models.decoder import Decoder
+from kernels import reference
+from playground.core import COPY_IN, COPY_OUT, Copy, Done, Slice, Spec, Step
+
+PAUSE = 2e-5
+"""Seconds between two looks at the device while it has more work than the step that is waited for."""
+
+NAP = 0.01
+"""Seconds between two looks at the clock while nothing is in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A lane of a step that the device has been given."""
+
+    step: int
+    lane: str
+    launched: float
+    begun: Mark
+    ended: Mark
+    host: float
+    order: int = 0
+    """Of its batch, see `Residents.order`."""
+    sampled: Sampled | None = None
+    parcel: Parcel | None = None
+
+
+@dataclass(slots=True)
+class Queue:
+    """Flights that finish in the order of their launch."""
+
+    flights: deque[Flight] = field(default_factory=deque)
+    latest: float = 0.0
+    """When the last one that came back had finished."""
+
+    def passed(self) -> Iterator[Flight]:
+        """Take out those that are complete."""
+        while self.flights and self.flights[0].ended.query():
+            yield self.flights.popleft()
+
+
+class CudaBackend:
+    """One rank on one GPU.
+
+    `blocks` is the KV pool's size; None takes what `memory_utilization` of the device's memory leaves beside the
+    weights, one step's activations and the graphs. `graphs`: decode-only steps as captured CUDA graphs. Lanes of
+    slices run one after another, copies beside them. The clock starts at the first `now()` or `launch`, after kernels
+    were compiled and graphs captured.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        blocks: int | None = None,
+        block_size: int = 16,
+        host_blocks: int = 0,
+        max_seqs: int = 256,
+        max_tokens: int = 8192,
+        max_length: int | None = None,
+        graphs: bool = True,
+        memory_utilization: float = 0.9,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self._model = model
+        self._timeline = timeline or CudaTimeline(model.device)
+        _check_kernels(model)
+        self.spec = Spec(
+            blocks=1 if blocks is None else blocks,
+            block_size=block_size,
+            host_blocks=host_blocks,
+            max_seqs=max_seqs,
+            max_tokens=max_tokens,
+            max_length=longest_sequence(model, max_length),
+            forwards_tokens=True,
+        )
+        self._state = SlotState(self.spec, 2 * max_seqs, model.device)
+        self._timeline.synchronize()  # what was made on the default stream is there for the others
+        self._activations = self._measure() if model.device.type == "cuda" else 0
+        if blocks is None:
+            self.spec = replace(self.spec, blocks=self._fitting(memory_utilization, GRAPHS if graphs else 0))
+        self._pool = KvPool(model.shape, self.spec.blocks, block_size, model.dtype, model.device)
+        self._swap = Swap(self._pool, host_blocks, self._timeline.pinned) if host_blocks else None
+        self._forward = Forward(model, self._state, self._pool)
+        self._graphs = Graphs(self._forward.decode, max_seqs, self._state.scratch, self._timeline) if graphs else None
+        self._graph_bytes = 0
+        self._parcels = Parcels(self._timeline, max(max_seqs, max_tokens))
+        self._residents = Residents(self._state, model.shape.vocabulary, model.config.eos)
+        self._computing, self._copying = Queue(), Queue()
+        self._ready: list[tuple[float, int, Done]] = []
+        self._landed = count()
+        self._failure: StepFailed | None = None
+        self._clock: Clock | None = None
+        self._closed = False
+        self._timeline.synchronize()
+
+    def start(self) -> None:
+        """Compile kernels, capture graphs and set the clock to 0. Not while steps are in flight."""
+        scratch, most = self._state.scratch, min(self.spec.max_seqs, self.spec.max_tokens // 2)
+        with self._timeline.computing():
+            for slices in (size for size in WARM_SLICES if size <= max(most, 1)):
+                run_idle(self._forward, idle_step(slices, 2, 1, scratch), self._model.device)
+        if self._graphs is not None:
+            before = _reserved(self._model.device)
+            self._graphs.capture_all(draws=False)
+            self._graph_bytes = _reserved(self._model.device) - before
+        self._clock = Clock(self._timeline)
+
+    @property
+    def memory(self) -> Memory:
+        """What the device's memory is used for; graphs count once they are captured."""
+        weights = self._model.shape.parameters * self._model.dtype.itemsize
+        host = self._swap.host_bytes if self._swap else 0
+        return Memory(weights, self._state.bytes, self._activations, self._pool.data.nbytes, self._graph_bytes, host)
+
+    def now(self) -> float:
+        """Seconds since the run began; the first call begins it."""
+        return self._time.now()
+
+    @property
+    def _time(self) -> Clock:
+        if self._clock is None:
+            self.start()
+        assert self._clock is not None
+        return self._clock
+
+    # --- launching
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> None:
+        """Prepare a step and queue it on the device."""
+        launched = self.now()
+        if self._closed:
+            raise RuntimeError("launch: the backend is closed")
+        if self._failure is not None:
+            return  # what an earlier step did not compute, this one would build upon
+        try:
+            self._residents.start(step.starts)
+            for lane in step.lanes:
+                self._launch(step, lane, launched)
+            self._residents.end(step.ends)
+        except (ValueError, RuntimeError) as error:
+            self._fail(step.id, error)
+
+    def _launch(self, step: Step, lane: str, launched: float) -> None:
+        if lane in (COPY_IN, COPY_OUT):
+            self._copy(step, lane, launched)
+        else:
+            parts = step.slices if len(step.lanes) == 1 else [part for part in step.slices if part.lane == lane]
+            self._compute(step, lane, parts, launched)
+
+    def _compute(self, step: Step, lane: str, parts: Iterable[Slice], launched: float) -> None:
+        began, parts = perf_counter(), list(parts)
+        placed = self._residents.place(parts)
+        size = self._graph_size(parts)
+        parcel = self._parcels.take()
+        with self._timeline.computing():
+            if size is None:
+                begun, sampled, ids = self._mixed(placed, parts, parcel)
+            else:
+                begun, sampled, ids = self._decode(placed, parts, parcel, size)
+            parcel.answers[: len(ids)].copy_(ids, non_blocking=True)
+            ended = self._timeline.mark()
+        host = perf_counter() - began
+        self._computing.flights.append(
+            Flight(step.id, lane, launched, begun, ended, host, self._residents.order, sampled, parcel)
+        )
+
+    def _graph_size(self, parts: list[Slice]) -> int | None:
+        """The graph for a batch that is nothing but decodes; None for others."""
+        if self._graphs is None or any(part.length > 1 or not part.samples for part in parts):
+            return None
+        return self._graphs.size(len(parts))
+
+    def _decode(
+        self, placed: list[Resident], parts: list[Slice], parcel: Parcel, size: int
+    ) -> tuple[Mark, Sampled, Tensor]:
+        assert self._graphs is not None
+        packed = pack_decodes(placed, parts, size, self._state.scratch)
+        (rows,), begun = self._send(parcel, packed)
+        ids = self._graphs.run(rows, _draws(placed))
+        positions = packed[size : size + len(parts)].tolist()
+        return begun, Sampled(placed, positions), ids[: len(parts)]
+
+    def _mixed(self, placed: list[Resident], parts: list[Slice], parcel: Parcel) -> tuple[Mark, Sampled, Tensor]:
+        mixed = pack_mixed(placed, parts, self._state.scratch)
+        numbers, begun = self._send(parcel, *mixed.packed)
+        ids = self._forward.mixed(mixed.decodes, numbers, _draws(placed))
+        return begun, mixed.sampled, ids
+
+    def _send(self, parcel: Parcel, *parts: Words) -> tuple[list[Tensor], Mark]:
+        """Upload a batch's numbers with what else is new, and bring the state up to date."""
+        *numbers, places, words = parcel.send([*parts, *self._residents.news()])
+        begun = self._timeline.mark()
+        if len(places):
+            self._state.write(places, words)
+        return numbers, begun
+
+    def _copy(self, step: Step, lane: str, launched: float) -> None:
+        began = perf_counter()
+        with self._timeline.copying():
+            begun = self._timeline.mark()
+            for copy in step.copies:
+                if copy.lane == lane:
+                    self._move(copy)
+            ended = self._timeline.mark()
+        self._copying.flights.append(Flight(step.id, lane, launched, begun, ended, perf_counter() - began))
+
+    def _move(self, copy: Copy) -> None:
+        if self._swap is None:
+            raise EngineError("kv.host_blocks=0: there is no host pool to swap with; set kv.host_blocks")
+        self._residents.move(copy)
+        move = self._swap.out if copy.lane == COPY_OUT else self._swap.back
+        move(copy.source, copy.target)
+
+    def _fail(self, step: int, error: Exception) -> None:
+        self._failure = StepFailed(f"step {step} failed: {error}")
+        self._failure.__cause__ = error
+
+    # --- waiting
+
+    def wait(self, until: float = inf) -> Done | None:
+        """The next completion in order of finish; None once `until` has passed without one.
+
+        A step that failed makes this raise `StepFailed` with the step's id, once those before it have come back, and
+        ever after.
+        """
+        time = self._time
+        while True:
+            now = time.now()
+            self._collect()
+            if self._ready and self._ready[0][0] <= until:
+                return heappop(self._ready)[2]
+            in_flight = len(self._computing.flights) + len(self._copying.flights)
+            if self._failure is not None and not in_flight:
+                raise self._failure
+            if not in_flight and until == inf:
+                raise RuntimeError("wait: nothing is in flight and no time was given to wait for")
+            if now >= until:
+                return None
+            self._pause(until - now)
+
+    def close(self) -> None:
+        """Wait for the device and give its memory back; steps in flight are dropped."""
+        if self._closed:
+            return
+        self._closed = True
+        self._timeline.synchronize()
+        self._computing.flights.clear()
+        self._copying.flights.clear()
+        del self._graphs, self._forward, self._pool, self._swap, self._state, self._parcels
+        self._timeline.release()
+
+    def _pause(self, left: float) -> None:
+        """Spin only while somebody waits for the one step that the device has."""
+        computing, copying = len(self._computing.flights), len(self._copying.flights)
+        if not computing and not copying:
+            sleep(min(left, NAP))
+        elif computing != 1:
+            sleep(min(left, PAUSE))
+
+    def _collect(self) -> None:
+        """Note everything that is complete."""
+        queues = (self._computing, self._copying)
+        try:
+            found = [(queue, flight) for queue in queues for flight in queue.passed()]
+            if found:  # a look takes time: what was not complete then may yet have been earlier than what was
+                found += [(queue, flight) for queue in queues for flight in queue.passed()]
+        except RuntimeError as error:
+            first = min((queue.flights[0].step for queue in queues if queue.flights), default=-1)
+            self._fail(first, error)
+            for queue in queues:
+                queue.flights.clear()
+            return
+        for queue, flight in found:
+            done = self._land(queue, flight)
+            heappush(self._ready, (done.finished, next(self._landed), done))
+
+    def _land(self, queue: Queue, flight: Flight) -> Done:
+        started, finished = self._time.between(flight.begun, flight.ended, flight.launched)
+        finished = queue.latest = max(finished, queue.latest)
+        tokens: dict[int, tuple[int, ...]] = {}
+        ended: tuple[int, ...] = ()
+        if flight.sampled is not None and flight.parcel is not None:
+            self._residents.completed = flight.order
+            answers = flight.parcel.answers[: len(flight.sampled.positions)].tolist()
+            tokens, ended = self._residents.take_back(flight.sampled, answers)
+            self._parcels.give_back(flight.parcel)
+        return Done(flight.step, flight.lane, flight.launched, started, finished, tokens, ended, host=flight.host)
+
+    # --- memory
+
+    def _measure(self) -> int:
+        """Bytes of one step's activations, by a step for nobody."""
+        model, spec, scratch = self._model, self.spec, self._state.scratch
+        pool = KvPool(model.shape, 1, spec.block_size, model.dtype, model.device)
+        forward = Forward(model, self._state, pool)
+        with self._timeline.computing():
+            return measured(forward, spec.max_tokens, spec.max_length, spec.max_seqs, scratch, model.device)
+
+    def _fitting(self, utilization: float, reserved: int) -> int:
+        """Blocks that fit, and no more than could ever be used."""
+        spec, block = self.spec, block_bytes(self._model.shape, self.spec.block_size, self._model.dtype)
+        free, total = torch.cuda.mem_get_info(self._model.device)
+        return min(
+            fitting_blocks(free, total, utilization, reserved, block), spec.max_seqs * spec.blocks_for(spec.max_length)
+        )
+
+
+def _draws(placed: list[Resident]) -> bool:
+    return any(resident.draws for resident in placed)
+
+
+def _reserved(device: torch.device) -> int:
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+
+def _check_kernels(model: Decoder) -> None:
+    """The reference's attention asks the host for lengths: it cannot be part of a graph."""
+    if model.ops.attention is reference.Attention:
+        shape = model.shape
+        raise EngineError(
+            f"kernels.attention: no implementation for a GPU takes {model.dtype}, {shape.heads} query heads over "
+            f"{shape.kv_heads} KV heads of {shape.head_dim}; see python -m kernels list"
+        )

@@ -1,0 +1,66 @@
+"""Models of any shape with weights that were read from nowhere."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from engine.config import find_config
+from engine.errors import EngineError
+from engine.load import random_model
+from engine.tiny import tiny
+from engine.weights import random_weights, read_weights
+from playground.model import ModelShape, shipped
+from tests.engine.driver import Driver
+from tests.engine.test_correctness import Pools, Runner, poisoned
+
+
+def sizes(weights):
+    """Shapes of all tensors, by name."""
+    layer = weights.layers[-1]
+    parts = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    parts |= {"embedding": weights.embedding, "norm": weights.norm, "head": weights.head}
+    return {name: [None if t is None else t.shape for t in (part if isinstance(part, tuple) else (part,))]
+            for name, part in parts.items()}  # fmt: skip
+
+
+def test_drawn_weights_have_the_layout_of_those_that_are_read(checkpoint):
+    shape = find_config(checkpoint).shape
+    drawn = random_weights(shape, torch.bfloat16, "cpu")
+    assert sizes(drawn) == sizes(read_weights(checkpoint, shape, torch.bfloat16, "cpu"))
+    assert (drawn.head is drawn.embedding) == shape.tied_embeddings
+    assert drawn.head.dtype == torch.bfloat16
+
+
+def test_the_seed_decides():
+    shape = ModelShape.read("tiny")
+    first, again, other = (random_weights(shape, torch.float32, "cpu", seed).layers for seed in (1, 1, 2))
+    assert torch.equal(first[3].down.weight, again[3].down.weight)
+    assert not torch.equal(first[3].down.weight, other[3].down.weight)
+    assert not torch.equal(first[3].down.weight, first[2].down.weight)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_shape_has_a_config(name):
+    config = find_config(name)
+    assert config.shape == ModelShape.read(name)
+    assert config.dtype == ("float32" if name == "tiny" else "bfloat16")
+
+
+def test_random_text_goes_on_and_on():
+    """It neither repeats one token nor stops making sense to compare."""
+    model = random_model(tiny("qwen3"))
+    driver = Driver(Runner(model, {0: Pools(poisoned(model))}), range(160), 4)
+    driver.add(0, [5, 6, 7], 40)
+    (text,) = driver.decode(0)
+    assert len(set(text)) > 20
+
+
+def test_unknown_names_are_told():
+    with pytest.raises(EngineError, match="no-such-model: no such file"):
+        random_model("no-such-model")
+
+
+def test_a_device_that_is_not_there():
+    with pytest.raises(EngineError, match="device=cuda: no CUDA device is visible"):
+        random_model("tiny", device="cuda")
