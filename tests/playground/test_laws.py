@@ -19,8 +19,9 @@ from playground.sim.cost import Linear
 from playground.trace import SCHEMAS, Trace, expand, read
 from policies.admission import Always, FullPrompt, MaxLength, Watermark
 from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThrottling, TokenThrottling2025, Unified
+from policies.composed import Composed
 from policies.victims import Largest, LastArrived
-from tests.playground.fakes import Log
+from tests.playground.fakes import Greedy, Log, done, nothing
 from tests.playground.laws import serve_under, simulate
 from tests.playground.strategies import Composition, Scenario, scenarios
 
@@ -178,3 +179,23 @@ def test_nor_do_they_with_other_admissions_and_victims(place, budget):
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_nor_in_a_larger_pool_with_a_far_max_tokens(budget):
     all_finish(half_prefilled(5, BUDGETS[budget], blocks=1250, max_tokens=4096))
+
+
+def test_in_lockstep_a_stalled_rank_does_not_wait_until_the_others_idle():
+    """Two half-prefilled prompts fill rank 0, and a step of rank 1 is in flight, as one always may be."""
+
+    def half_of_each(draft):
+        for sequence in list(draft.waiting):
+            draft.take(sequence, 16)
+
+    spec = Spec(blocks=8, block_size=4, ranks=2, lockstep=True, stages=2)
+    scheduler = Scheduler(spec, Greedy(half_of_each, half_of_each, nothing))
+    for id, prompt in enumerate((30, 2, 30)):  # the second goes to rank 1
+        scheduler.arrive(Request(id, 0.0, prompt, 3), 0.0)
+    (group,) = scheduler.groups
+    scheduler.commit(done(scheduler.next_step(group, 0.0)))
+    beside = scheduler.next_step(group, 1.0)
+    assert {part.rank for part in beside.slices} == {1} and scheduler.ranks[0].pool.free == 0
+    scheduler.policy = Composed(ChunkedPrefill())
+    step = scheduler.next_step(group, 1.0)
+    assert [(part.sequence, part.start) for part in step.slices if part.rank == 0] == [(0, 16)]
