@@ -42,7 +42,8 @@ class Parcel:
     def _grow(self, words: int) -> None:
         self._host = torch.empty(words, dtype=torch.int64, pin_memory=self._timeline.pinned)
         self._words: Words = self._host.numpy()
-        self._device = torch.empty(words, dtype=torch.int64, device=self._timeline.device)
+        with self._timeline.uploading():
+            self._device = torch.empty(words, dtype=torch.int64, device=self._timeline.device)
 
 
 class Parcels:

@@ -46,6 +46,10 @@ class Timeline(Protocol):
         """What is queued inside runs beside the computing."""
         ...
 
+    def uploading(self) -> AbstractContextManager[Any]:
+        """Where targets of uploads are made: what computing gave back may yet be in use by what it has queued."""
+        ...
+
     def upload(self, target: Tensor, source: Tensor) -> None:
         """Bring host memory to the device beside the computing; what is computed from now on comes after it."""
         ...
@@ -85,8 +89,11 @@ class CudaTimeline:
     def copying(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._copies)
 
+    def uploading(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._uploads)
+
     def upload(self, target: Tensor, source: Tensor) -> None:
-        with torch.cuda.stream(self._uploads):
+        with self.uploading():
             target.copy_(source, non_blocking=True)
         self._compute.wait_stream(self._uploads)
 

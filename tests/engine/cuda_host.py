@@ -50,6 +50,9 @@ class HostTimeline:
     def copying(self):
         return nullcontext()
 
+    def uploading(self):
+        return nullcontext()
+
     def upload(self, target, source):
         target.copy_(source)
 
