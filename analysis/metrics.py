@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.occupancy import busy_time, covered, step_metrics
+from analysis.occupancy import busy_time, covered, kv_metrics, step_metrics
+from analysis.repetitions import apart
 from analysis.tokens import Array, gaps, token_times
 from playground import trace
 
 Summary = dict[str, Any]
 
 STEP_COLUMNS = (
-    "step", "group", "lane", "planned", "started", "finished", "prefill_tokens", "decode_tokens",
+    "step", "group", "lane", "planned", "started", "finished", "host", "prefill_tokens", "decode_tokens",
     "blocks_free", "count", "ticks", "stage_started", "stage_finished",
 )  # fmt: skip
 SLICE_COLUMNS = ("step", "sequence", "start", "length", "samples", "lane")
@@ -41,27 +43,38 @@ class Objectives:
 NO_OBJECTIVES = Objectives()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tables:
-    """What a summary is made of; `blocks` is the size of the KV pools of one group of ranks."""
+    """What a summary is made of; `blocks` is the size of the KV pools of one group of ranks, `block_size` in tokens."""
 
     requests: pd.DataFrame
     steps: pd.DataFrame
     slices: pd.DataFrame
     blocks: int
+    block_size: int = 16
+
+    @cached_property
+    def repetitions(self) -> pd.DataFrame:
+        """`steps` with merged ones taken apart: what merging saved must not change a number."""
+        return apart(self.steps, self.slices, self.block_size)
 
 
 def load(run_dir: Path) -> Tables:
     requests = trace.read(run_dir, "requests").to_pandas()
     steps = trace.read(run_dir, "steps", list(STEP_COLUMNS)).to_pandas()
     slices = trace.read(run_dir, "slices", list(SLICE_COLUMNS)).to_pandas()
-    return Tables(requests, steps, slices, group_blocks(run_dir))
+    return Tables(requests, steps, slices, group_blocks(run_dir), _spec(run_dir)["block_size"])
 
 
 def group_blocks(run_dir: Path) -> int:
     """KV blocks of one group of ranks: of all ranks in lockstep, else of the one."""
-    spec = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))["spec"]
+    spec = _spec(run_dir)
     return int(spec["blocks"] * (spec["ranks"] if spec["lockstep"] else 1))
+
+
+def _spec(run_dir: Path) -> dict[str, Any]:
+    spec: dict[str, Any] = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))["spec"]
+    return spec
 
 
 def summarize(
@@ -82,8 +95,8 @@ def summarize(
         summary |= describe(name, values, percentiles)
     summary |= _goodness(tables.requests, finished, duration, objectives)
     summary |= _memory(tables.requests)
-    summary |= step_metrics(tables.steps, tables.blocks)
-    summary["bubble_ratio"] = bubble_ratio(tables.requests, tables.steps)
+    summary |= step_metrics(tables.steps) | kv_metrics(tables.repetitions, tables.blocks)
+    summary["bubble_ratio"] = bubble_ratio(tables.requests, tables.repetitions)
     summary["notes"] = _notes(samples, percentiles)
     return summary
 
@@ -166,7 +179,8 @@ def _throughput(finished: pd.DataFrame, tokens: pd.DataFrame, duration: float) -
 
 
 def _fullest_second(times: Array) -> int:
-    return int(np.bincount(times.astype(np.int64)).max()) if len(times) else 0
+    # Not a bincount: a slow trickle of requests spans more seconds than there is memory.
+    return int(np.unique(np.floor(times), return_counts=True)[1].max()) if len(times) else 0
 
 
 def _goodness(requests: pd.DataFrame, finished: pd.DataFrame, duration: float, objectives: Objectives) -> Summary:

@@ -12,10 +12,10 @@ from analysis.tokens import Array
 COPY_LANES = ("copy_in", "copy_out")
 
 
-def step_metrics(steps: pd.DataFrame, blocks: int) -> dict[str, Any]:
-    """Steps, tokens per step and its coefficient of variation, KV use (time-weighted mean, and peak)."""
+def step_metrics(steps: pd.DataFrame) -> dict[str, Any]:
+    """Steps, tokens per step and its coefficient of variation."""
     if len(steps) == 0:
-        return {"steps": 0, "mean_tokens_per_step": None, "cv_tokens_per_step": None} | _no_kv()
+        return {"steps": 0, "mean_tokens_per_step": None, "cv_tokens_per_step": None}
     tokens, counts = tokens_per_step(steps)
     mean = float(np.average(tokens, weights=counts))
     spread = float(np.sqrt(np.average((tokens - mean) ** 2, weights=counts)))
@@ -23,7 +23,7 @@ def step_metrics(steps: pd.DataFrame, blocks: int) -> dict[str, Any]:
         "steps": int(counts.sum()),
         "mean_tokens_per_step": mean,
         "cv_tokens_per_step": spread / mean if mean else None,
-    } | kv_metrics(steps, blocks)
+    }
 
 
 def tokens_per_step(steps: pd.DataFrame) -> tuple[Array, Array]:
@@ -48,6 +48,7 @@ def kv_usage(steps: pd.DataFrame, blocks: int) -> pd.DataFrame:
 
 
 def kv_metrics(steps: pd.DataFrame, blocks: int) -> dict[str, float | None]:
+    """KV use: time-weighted mean, and peak."""
     usage = kv_usage(steps, blocks)
     if usage["lasted"].sum() == 0:
         return _no_kv()

@@ -46,7 +46,7 @@ def tokens_figure(runs: Mapping[str, Tables]) -> Figure:
         for kind in ("prefill", "decode"):
             some = steps[steps[f"{kind}_tokens"] > 0]
             axis.plot(some["started"], some[f"{kind}_tokens"], ".", markersize=2, label=kind)
-        axis.set(title=name, ylabel="tokens a step")
+        axis.set(title=name, ylabel="tokens a step", yscale="log")
     _legend(figure, axes[0], markerscale=4)
     axes[-1].set_xlabel("time (s)")
     return figure
@@ -56,7 +56,7 @@ def kv_figure(runs: Mapping[str, Tables]) -> Figure:
     """Share of the KV pool in use over time, one line a run (mean of the groups where there are several)."""
     figure, (axis,) = _panels(1, 1, width=10, height=3.5)
     for name, tables in runs.items():
-        usage = kv_usage(tables.steps, tables.blocks).sort_values("time")
+        usage = kv_usage(tables.repetitions, tables.blocks).sort_values("time")
         axis.step(usage["time"], usage["used"], where="post", linewidth=0.8, label=name)
     axis.set(xlabel="time (s)", ylabel="share of KV blocks in use", ylim=(0, 1.02))
     _legend(figure, axis)
@@ -70,7 +70,7 @@ def _panels(rows: int, columns: int, width: float, height: float) -> tuple[Figur
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=columns == 1)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=columns == 1, sharey=columns == 1)
     return figure, list(axes.flat)
 
 
@@ -88,9 +88,11 @@ def _ecdf(axis: Axes, values: np.ndarray, name: str) -> None:
 
 def _log_if_wide(axis: Axes) -> None:
     """A queue's tail would otherwise squeeze everything else against the axis."""
-    values = np.concatenate([line.get_xdata() for line in axis.lines]) if axis.lines else np.array([])
-    values = values[np.isfinite(values) & (values > 0)]
-    if len(values) and values.max() > 30 * np.median(values):
+    lines = [np.asarray(line.get_xdata(), dtype=float) for line in axis.lines]
+    positive = [line[np.isfinite(line) & (line > 0)] for line in lines]
+    # One line beside slow ones must not be squeezed either.
+    medians = [float(np.median(line)) for line in positive if len(line)]
+    if medians and max(line.max() for line in positive if len(line)) > 30 * min(medians):
         axis.set_xscale("log")
 
 

@@ -1,6 +1,10 @@
 """Every number of a summary, worked by hand on a run of four requests."""
 
+import json
+import subprocess
+import sys
 from math import inf
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -117,7 +121,7 @@ def test_merged_rows_stand_for_one_token_a_tick():
     assert tokens["index"].tolist() == [0, 1, 2, 3]
     assert tokens["time"].tolist() == [1.0, 1.5, 2.0, 2.5]
     assert gaps(tokens).tolist() == [0.5, 0.5, 0.5]
-    assert step_metrics(steps, 10)["mean_tokens_per_step"] == (4 + 3 * 1) / 4
+    assert step_metrics(steps)["mean_tokens_per_step"] == (4 + 3 * 1) / 4
 
 
 def test_tokens_of_a_dropped_epoch_and_past_a_late_end_are_not_counted():
@@ -160,3 +164,19 @@ def test_bubbles_of_replicas_count_each_ones_own_requests():
 def test_kv_use_is_weighted_by_how_long_it_lasted():
     steps = pd.DataFrame([step(0, 0, 1, free=10), step(1, 3, 4, free=0)])
     assert kv_metrics(steps, 10) == {"mean_kv_usage": 1 / 4, "max_kv_usage": 1.0}
+
+
+@pytest.mark.parametrize("overrides", [[], ["policy=token_throttling", "kv.blocks=600", "workload.rate=30"]])
+def test_merged_steps_change_no_number(overrides: list[str], tmp_path: Path) -> None:
+    """A run that skipped ahead and one that stepped have the same summary, in every key."""
+    summaries = []
+    for skip in ("true", "false"):
+        folder = tmp_path / skip
+        options = [*overrides, "workload.requests=60", f"backend.skip_ahead={skip}", f"run_dir={folder}"]
+        command = [sys.executable, "-m", "playground", *options]
+        subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+        summaries.append(json.loads((folder / "summary.json").read_text()))
+    merged, stepped = summaries
+    assert merged.keys() == stepped.keys()
+    for key, value in stepped.items():
+        assert merged[key] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), key

@@ -15,6 +15,7 @@ def test_every_plot_is_written(tmp_path):
         {
             "step": [0, 1], "group": [0, 0], "planned": [0.0, 1.0], "started": [0.0, 1.0], "finished": [1.0, 3.0],
             "prefill_tokens": [4, 0], "decode_tokens": [0, 2], "blocks_free": [9, 8],
+            "count": [1, 1],
         }
     )  # fmt: skip
     tables = Tables(requests, steps, pd.DataFrame(), blocks=10)
