@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from math import inf
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, is_dataclass
+from inspect import isclass
+from math import inf, isfinite
+from pathlib import Path
+from textwrap import shorten
+from types import NoneType, UnionType
+from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
 from hydra.errors import HydraException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf.errors import OmegaConfBaseException
 
 from analysis.metrics import Objectives
@@ -40,6 +44,14 @@ class BackendFactory(Protocol):
 
     def where(self, plan: Plan) -> str:
         """The device that the run's times are of."""
+        ...
+
+
+class Study(Protocol):
+    """What `study._target_` names: a comparison that makes its own runs."""
+
+    def run(self, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
+        """Run everything into subfolders; what there is to say in one JSON line. `overrides` are the user's own."""
         ...
 
 
@@ -128,11 +140,11 @@ class Parts:
 
 def build(settings: Settings) -> Parts:
     """Cheap parts first, so that a wrong option is told before weights are loaded."""
-    logger: Logger = _make("logger", settings.logger)
-    _make("policy", settings.policy)
+    logger: Logger = make("logger", settings.logger, Logger)
+    make("policy", settings.policy, Policy)
     source = _source(settings)
     plan = _plan(settings)
-    factory: BackendFactory = _make("backend", settings.backend)
+    factory: BackendFactory = make("backend", settings.backend, BackendFactory)
     with setting("backend"):
         backend = factory.make(plan)
     return Parts(source, scheduler(settings, backend.spec), backend, factory.where(plan), logger, objectives(settings))
@@ -172,30 +184,139 @@ OPTIONS = {
 """The group that an option of the front door belongs to."""
 
 
-def _make(part: str, config: Any) -> Any:
+def make(part: str, config: Any, kind: Any) -> Any:
+    """What `config` describes, checked to be of this kind: values before it is built, what it offers after that."""
     with setting(part):
-        if not (isinstance(config, dict) and "_target_" in config):
-            raise SettingError(f"{part}={config} names no _target_: choose an option of the group {part}")
+        if not _is_part(config):
+            raise SettingError(f"{part}={_shown(config)} names no _target_: choose an option of the group {part}")
+        _check_values(part, config)
         # Plain containers inside: DictConfig stops at the front door. Under its name, so that errors say where.
-        return instantiate({part: config}, _convert_="all")[part]
+        made = instantiate({part: config}, _convert_="all")[part]
+        _check_offer(part, config, made, kind)
+        return made
+
+
+def _is_part(config: Any) -> bool:
+    return isinstance(config, dict) and "_target_" in config
+
+
+def _check_values(path: str, node: Mapping[str, Any]) -> None:
+    """Against the annotations of what the values go to, or a wrong type would surface as a traceback, much later."""
+    hints = _hints(node["_target_"])
+    for name, value in node.items():
+        option = f"{path}.{name}"
+        if name in hints and (wanted := _expected(hints[name], value, name)):
+            raise SettingError(f"{option}={_shown(value)} must be {wanted}")
+        if _is_part(value):
+            _check_values(option, value)
+
+
+def _hints(target: str) -> dict[str, Any]:
+    """Annotations of what a target takes; none where they cannot be told."""
+    try:
+        found = get_object(target)
+        return get_type_hints(found.__init__ if isclass(found) and not is_dataclass(found) else found)
+    except (ImportError, NameError, TypeError, ValueError, AttributeError):
+        return {}  # building it will say why
+
+
+def _expected(hint: Any, value: Any, name: str) -> str | None:
+    """What a value must be that does not fit the annotation; None where it fits, or where we cannot tell."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        told = [_expected(arm, value, name) for arm in arguments]
+        return None if None in told else " or ".join(dict.fromkeys(str(one) for one in told))
+    if origin is Literal:
+        return None if value in arguments else f"one of {', '.join(map(str, arguments))}"
+    if hint in _SCALARS:
+        words, fits = _SCALARS[hint]
+        return None if fits(value) and (name in ENDLESS or not _endless(value)) else words
+    if origin in (list, tuple, Sequence):
+        return None if isinstance(value, list | tuple) else "a list"
+    if origin in (dict, Mapping):
+        return None if isinstance(value, Mapping) else "a mapping"
+    return None if _is_part(value) or not _wants_part(hint, origin) else "a part: give it a _target_"
+
+
+def _wants_part(hint: Any, origin: Any) -> bool:
+    return origin is Callable or (isclass(hint) and (_is_protocol(hint) or is_dataclass(hint)))
+
+
+def _is_protocol(kind: Any) -> bool:
+    return bool(getattr(kind, "_is_protocol", False))
+
+
+def _endless(value: Any) -> bool:
+    return isinstance(value, float) and not isfinite(value)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+ENDLESS = ("rate",)
+"""Options that may be infinite."""
+_SCALARS: Mapping[Any, tuple[str, Callable[[Any], bool]]] = {
+    int: ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    float: ("a number", _number),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    str: ("text", lambda value: isinstance(value, str)),
+    Path: ("a path", lambda value: isinstance(value, str)),
+    NoneType: ("null", lambda value: value is None),
+}
+
+
+def _check_offer(path: str, node: Mapping[str, Any], made: Any, kind: Any) -> None:
+    if lacking := _lacking(made, kind):
+        name = path.rpartition(".")[2]
+        raise SettingError(f"{path}._target_={node['_target_']} is no {name}: it {lacking}")
+    if not is_dataclass(made):
+        return
+    hints = _hints(node["_target_"])
+    for name, value in node.items():
+        if name in hints and _is_part(value):
+            _check_offer(f"{path}.{name}", value, getattr(made, name), hints[name])
+
+
+def _lacking(made: Any, kind: Any) -> str | None:
+    """What a part of this kind must have and this one has not; None if nothing, or if we cannot tell."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        told = [_lacking(made, arm) for arm in arguments if arm is not NoneType]
+        return None if None in told else told[0]
+    if origin is Callable:
+        return None if callable(made) else "cannot be called"
+    if not isclass(kind) or (not _is_protocol(kind) and isinstance(made, kind)):
+        return None
+    names = [name for name in dir(kind) if not name.startswith("_")]
+    if missing := [name for name in names if not hasattr(made, name)]:
+        return f"has no {missing[0]}"
+    return "cannot be called" if _is_protocol(kind) and "__call__" in vars(kind) and not callable(made) else None
+
+
+def _shown(value: Any) -> str:
+    """As on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return shorten(str(value), 80, placeholder="...")
 
 
 def _source(settings: Settings) -> Source:
-    workload: Workload = _make("workload", settings.workload)
+    workload: Workload = make("workload", settings.workload, Workload)
     with setting("workload"):
         return workload.source(settings.seed)
 
 
 def _plan(settings: Settings) -> Plan:
-    model: ModelShape = _make("model", settings.model)
-    device: Device = _make("device", settings.device)
+    model: ModelShape = make("model", settings.model, ModelShape)
+    device: Device = make("device", settings.device, Device)
     return Plan(settings, model, device, str(settings.model.get("path", "")))
 
 
 def scheduler(settings: Settings, spec: Spec) -> Scheduler:
     """With a fresh policy: policies may keep state from step to step."""
     queueing = settings.queueing
-    policy: Policy = _make("policy", settings.policy)
+    policy: Policy = make("policy", settings.policy, Policy)
     with setting("policy"):
         return Scheduler(
             spec,

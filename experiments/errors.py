@@ -46,11 +46,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     link: BaseException | None = error
     while link is not None:
         yield link
-        link = link.__cause__ or link.__context__
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
-def _innermost(error: BaseException) -> BaseException:
-    return list(_chain(error))[-1]
+def _own_words(error: BaseException) -> BaseException:
+    """The outermost that is not a wrapper of Hydra's: inner ones know less of where the user was."""
+    links = list(_chain(error))
+    return next((link for link in links if not isinstance(link, HydraException | OmegaConfBaseException)), links[-1])
 
 
 def _missing_config(error: MissingConfigException) -> str:
@@ -136,12 +138,10 @@ def _instantiation(error: InstantiationException) -> str:
     """A `_target_` that cannot be imported, or that refused its options."""
     text = str(error)
     key = found[1] if (found := re.search(r"full_key: (\S+)", text)) else ""
-    inner = _innermost(error)
-    if (found := re.search(r"Error (?:locating|loading) (?:target )?'([^']+)'", text)) or isinstance(
-        inner, ImportError
-    ):
-        target = found[1] if found else ""
-        return f"{_dot(key)}_target_={target}: cannot be imported ({inner}); is its package installed or on PYTHONPATH?"
+    if found := re.search(r"Error (?:locating|loading) (?:target )?'([^']+)'", text):
+        why = list(_chain(error))[-1]
+        return f"{_dot(key)}_target_={found[1]}: cannot be imported ({why}); is its package installed or on PYTHONPATH?"
+    inner = _own_words(error)
     if isinstance(inner, TypeError) and (found := re.search(r"in call to target '([\w.<>]+)'", text)):
         return _refused(key, found[1], inner)
     return str(inner)

@@ -19,12 +19,11 @@ import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from analysis.metrics import Summary, load, summarize
 from experiments import overrides, plugins, provenance, report, settings
-from experiments.build import Parts, build, setting
+from experiments.build import Parts, Study, build, make
 from experiments.errors import explain
 from experiments.logger import Finished, Logger
 from experiments.progress import Watched, meter
@@ -128,8 +127,7 @@ def job(config: DictConfig) -> Summary | None:
     if context.mode == RunMode.MULTIRUN:
         return _sweep_job(config, context)
     if config.study is not None:
-        with setting("study"):
-            study = instantiate(config.study, _convert_="all")
+        study = make("study", _container(config)["study"], Study)
         print(json.dumps(study.run(Path(config.run_dir), list(context.overrides.task))))
         return None
     choices = context.runtime.choices

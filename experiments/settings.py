@@ -65,6 +65,12 @@ class Queueing:
     requeue: str = "front"
     report_interval: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not self.report_interval >= 0:
+            raise SettingError(
+                f"queueing.report_interval={self.report_interval} must be 0 (always fresh) or more seconds"
+            )
+
 
 @dataclass
 class Slo:
@@ -76,7 +82,7 @@ class Slo:
 
     def __post_init__(self) -> None:
         for name in ("ttft", "tpot", "e2el"):
-            if (value := getattr(self, name)) is not None and value <= 0:
+            if (value := getattr(self, name)) is not None and not value > 0:
                 raise SettingError(f"slo.{name}={value} must be more than 0 seconds (null: no objective)")
 
 

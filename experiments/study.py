@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 from hydra import compose
 from omegaconf import DictConfig
@@ -14,14 +13,6 @@ from omegaconf import DictConfig
 from analysis.metrics import Summary
 from experiments import overrides as command_line
 from experiments import run
-
-
-class Study(Protocol):
-    """What `study._target_` names: a comparison that makes its own runs."""
-
-    def run(self, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
-        """Run everything into subfolders; what there is to say in one JSON line. `overrides` are the user's own."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,27 @@ CASES = {
     ("backend=engine", "model=llama-3.1-8b"): "model.path=llama-3.1-8b: the engine needs a Hugging Face folder",
     # a prompt that can never fit
     ("kv.blocks=1", "workload.requests=5"): "5 of 5 requests were rejected, the first since prompt",
+    # values of the wrong type
+    ("policy.budget.tokens=1.5",): "policy.budget.tokens=1.5 must be a whole number",
+    ("policy.budget.tokens=abc",): "policy.budget.tokens=abc must be a whole number",
+    ("policy.budget.tokens=null",): "policy.budget.tokens=null must be a whole number",
+    ("policy.budget=null",): "policy.budget=null must be a part: give it a _target_",
+    ("workload.requests=null",): "workload.requests=null must be a whole number",
+    ("workload.lengths=5",): "workload.lengths=5 must be a part: give it a _target_",
+    ("workload.prefixes=3",): "workload.prefixes=3 must be a part: give it a _target_ or null",
+    ("workload.lengths.prompt.mean=inf",): "workload.lengths.prompt.mean=inf must be a number",
+    ("device.memory_bytes=inf",): "device.memory_bytes=inf must be a number",
+    ("model.path=null",): "model.path=null must be text or a path",
+    ("backend.skip_ahead=maybe",): "backend.skip_ahead=maybe must be true or false",
+    ("study=foo",): "study=foo names no _target_",
+    ("slo.ttft=nan",): "slo.ttft=nan must be more than 0 seconds",
+    ("queueing.report_interval=nan",): "queueing.report_interval=nan must be 0 (always fresh) or more seconds",
+    # parts that are something else
+    ("workload._target_=os.getcwd",): "workload._target_=os.getcwd is no workload: it has no source",
+    ("policy._target_=builtins.int",): "policy._target_=builtins.int is no policy: it has no fill",
+    ("policy.budget._target_=policies.order.Fcfs",): "policy.budget._target_=policies.order.Fcfs is no budget: it has",
+    ("policy.order._target_=policies.budget.Orca",): "policy.order._target_=policies.budget.Orca is no order: it",
+    ("logger._target_=builtins.dict",): "logger._target_=builtins.dict is no logger: it has no publish",
     # files and imports
     ("workload=saved",): "workload.path is required: give workload.path=...",
     ("workload=saved", "workload.path=/no/file.jsonl"): "workload.path=/no/file.jsonl: there is no such file",
@@ -75,6 +96,15 @@ def test_one_line_and_exit_code_2(playground, arguments):
     assert len(lines) == 1, outcome.err
     assert lines[0].startswith("error: ")
     assert CASES[arguments] in lines[0]
+
+
+def test_the_outer_of_two_messages_is_told(playground, tmp_path):
+    """The inner one does not know which file it speaks of."""
+    (tmp_path / "config.json").write_text("{}")
+    outcome = playground(f"model.path={tmp_path}")
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"error: model.path={tmp_path}: ")
+    assert f"(in {tmp_path}/config.json)" in outcome.err
 
 
 def test_a_folder_without_results_says_why(playground):
