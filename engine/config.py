@@ -36,6 +36,8 @@ class DecoderConfig:
     """Token ids that end a sequence."""
     dtype: str
     """Of the checkpoint: bfloat16, float16 or float32."""
+    window: int | None = None
+    """Tokens that a query sees at most, itself included, in every layer; None: all."""
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -67,6 +69,7 @@ def _decoder_config(config: Mapping[str, Any], path: Path, eos: tuple[int, ...])
         rope=_rope(config, path),
         eos=eos,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        window=_window(config, path),
     )
 
 
@@ -86,17 +89,19 @@ def read_json(path: Path) -> dict[str, Any]:
 def _refuse_unsupported(config: Mapping[str, Any], path: Path) -> None:
     if (activation := config.get("hidden_act", "silu")) != "silu":
         raise EngineError(f"{path}: hidden_act={activation} is not supported; the engine has silu only")
-    if _slides(config):
-        raise EngineError(f"{path}: sliding-window attention is not supported; use a checkpoint without it")
 
 
-def _slides(config: Mapping[str, Any]) -> bool:
-    """Whether some layer attends to a window only. Qwen names a window that it does not use."""
+def _window(config: Mapping[str, Any], path: Path) -> int | None:
+    """Mistral's window holds for all layers. Qwen names one that it does not use, or uses in some layers only."""
     mistral = "MistralForCausalLM" in config["architectures"]
     window = config.get("sliding_window", 4096 if mistral else None)
     if window is None or not config.get("use_sliding_window", True):
-        return False
-    return window < config.get("max_position_embeddings", window + 1)
+        return None
+    if window >= config.get("max_position_embeddings", window + 1):
+        return None
+    if not mistral:
+        raise EngineError(f"{path}: sliding-window attention in some layers is not supported; use another checkpoint")
+    return int(window)
 
 
 def _rope(config: Mapping[str, Any], path: Path) -> Rope:

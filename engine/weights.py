@@ -1,10 +1,12 @@
-"""Weights of a decoder, read from the safetensors of a Hugging Face folder. Pickled files are never opened."""
+"""Weights of a decoder, read from a Hugging Face folder: safetensors, or legacy pickles, of which nothing is run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +17,7 @@ from engine.errors import EngineError
 from playground.model import ModelShape
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LEGACY, LEGACY_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
 class Linear(NamedTuple):
@@ -190,13 +193,14 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 def _tensor_files(folder: Path) -> tuple[Path, dict[str, Path]]:
     """The file that lists the tensors, and the file of each tensor by name."""
-    if (single := folder / SINGLE).is_file():
-        return single, dict.fromkeys(_opened(single).keys(), single)
-    if (index := folder / INDEX).is_file():
-        return index, _sharded(index)
-    if pickled := sorted(folder.glob("*.bin")):
-        raise EngineError(f"{pickled[0]}: pickled weights are never read; convert the checkpoint to {SINGLE}")
-    raise EngineError(f"{folder}: holds neither {SINGLE} nor {INDEX}; model.path must be a checkpoint's folder")
+    for single, index in ((SINGLE, INDEX), (LEGACY, LEGACY_INDEX)):
+        if (file := folder / single).is_file():
+            return file, dict.fromkeys(_opened(file).keys(), file)
+        if (file := folder / index).is_file():
+            return file, _sharded(file)
+    raise EngineError(
+        f"{folder}: holds neither {SINGLE} nor {INDEX} (nor {LEGACY}); model.path must be a checkpoint's folder"
+    )
 
 
 def _sharded(index: Path) -> dict[str, Path]:
@@ -212,10 +216,33 @@ def _sharded(index: Path) -> dict[str, Path]:
 
 
 def _opened(file: Path) -> Any:
-    """A safetensors file; its header vouches for the file's length."""
+    """What has `keys` and `get_tensor`. A safetensors file's header vouches for the file's length."""
     if not file.is_file():
-        raise EngineError(f"{file}: no such file, though {INDEX} names it; fetch the missing shard")
+        index = LEGACY_INDEX if file.suffix == ".bin" else INDEX
+        raise EngineError(f"{file}: no such file, though {index} names it; fetch the missing shard")
+    if file.suffix == ".bin":
+        return _Legacy(file)
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise EngineError(f"{file}: not a whole safetensors file ({error}); fetch it again") from error
+
+
+class _Legacy:
+    """A pickled file, of which torch reads tensors and refuses everything that would run code."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
+        except (UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise EngineError(f"{file}: not a whole file of nothing but tensors ({why}); take {SINGLE}") from error
+        if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+            raise EngineError(f"{file}: holds other things than named tensors; take {SINGLE}")
+        self._tensors: dict[str, Tensor] = content
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._tensors[name]

@@ -1,4 +1,4 @@
-"""The Llama-shaped decoder: Llama, Mistral without a window, Qwen2 (biased projections) and Qwen3 (normed heads).
+"""The Llama-shaped decoder: Llama, Mistral, Qwen2 (biased projections) and Qwen3 (normed heads).
 
 It computes one flat batch of tokens. It does not know where the tokens come from, who owns the blocks, or what is
 done with the logits.
@@ -112,7 +112,7 @@ class Decoder:
 
     def _attention(self, layer: _Layer, x: Tensor, kv: Tensor, shared: _Pass) -> Tensor:
         queries = shared.place(layer.qkv(x), layer.qk_norm, kv)
-        return layer.out(shared.attend(queries, kv, self._scale))
+        return layer.out(shared.attend(queries, kv, self._scale, self.config.window))
 
 
 class _Fused:

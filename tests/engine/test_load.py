@@ -134,9 +134,35 @@ def test_no_weights(folder):
     refused(folder, "holds neither model.safetensors nor model.safetensors.index.json")
 
 
-def test_pickles_are_never_opened(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refused(folder, "pytorch_model.bin: pickled weights are never read; convert")
+def test_legacy_files_are_read(folder):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    assert torch.equal(weights(folder).embedding, tensors["model.embed_tokens.weight"])
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert torch.equal(weights(folder).embedding, tensors["model.embed_tokens.weight"])
+    names = sorted(tensors)
+    for number, part in enumerate((names[:20], names[20:])):
+        torch.save({name: tensors[name] for name in part}, folder / f"pytorch_model-{number}.bin")
+    places = {name: f"pytorch_model-{int(name in names[20:])}.bin" for name in names}
+    (folder / "pytorch_model.bin").unlink()
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    assert torch.equal(weights(folder).embedding, tensors["model.embed_tokens.weight"])
+    (folder / "pytorch_model-1.bin").write_bytes((folder / "pytorch_model-1.bin").read_bytes()[:-5000])
+    refused(folder, "pytorch_model-1.bin: not a whole file of nothing but tensors")
+
+
+class Harmful:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+@pytest.mark.parametrize("content", [{"model.norm.weight": Harmful()}, {"step": 3}, [1]])
+def test_legacy_files_run_nothing(folder, content, capsys):
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+    refused(folder, "pytorch_model.bin: ", "take model.safetensors")
+    assert "executed" not in capsys.readouterr().out
 
 
 def test_missing_tensor(folder):
