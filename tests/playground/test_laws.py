@@ -181,6 +181,14 @@ def test_nor_in_a_larger_pool_with_a_far_max_tokens(budget):
     all_finish(half_prefilled(5, BUDGETS[budget], blocks=1250, max_tokens=4096))
 
 
+def test_swapped_sequences_do_not_drive_one_another_out_for_ever():
+    """Either holds half of what the pool has and grows: while one is on its way in, the other is not driven out."""
+    spec = Spec(blocks=15, block_size=4, host_blocks=200, max_tokens=16, stages=4)
+    requests = (Request(0, 0.0, 3, 31), Request(1, 0.14, 3, 31))
+    composition = Composition(PrefillFirst(64), victims=Largest(How.SWAP))
+    simulate(Scenario(spec, requests, composition, cost=Linear(0.01, per_block=0.004)))
+
+
 def test_in_lockstep_a_stalled_rank_does_not_wait_until_the_others_idle():
     """Two half-prefilled prompts fill rank 0, and a step of rank 1 is in flight, as one always may be."""
 

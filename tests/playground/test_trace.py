@@ -23,9 +23,10 @@ from tests.playground.fakes import Greedy
 ROOT = Path(__file__).parents[2]
 
 
-def run(trace, requests=None, aborts=(), **spec) -> Scheduler:
+def run(trace, requests=None, aborts=(), second=1.0, **spec) -> Scheduler:
     options = dict(blocks=20, block_size=4)
-    backend = SimBackend(Spec(**(options | spec)), Modelled(Linear(1.0, host_base=0.25), spec.get("stages", 1)))
+    cost = Linear(second, host_base=second / 4)
+    backend = SimBackend(Spec(**(options | spec)), Modelled(cost, spec.get("stages", 1)))
     scheduler = Scheduler(backend.spec, Composed(ChunkedPrefill(6)))
     serve(OpenLoop(requests or [Request(0, 0.0, 8, 3)], aborts), scheduler, backend, trace)
     return scheduler
@@ -203,7 +204,7 @@ def test_a_run_that_raised_is_kept(tmp_path):
 
 def test_what_was_flushed_can_be_read_while_the_run_goes_on(tmp_path):
     trace = Trace(tmp_path, flush_every=1000)
-    run(trace)
+    run(trace, second=0.001)
     assert read(tmp_path, "steps").num_rows == 0
     trace.flush()
     assert read(tmp_path, "steps").num_rows == 4
@@ -223,7 +224,7 @@ KILLED = """
             if step.id == 25:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    run(Dying(sys.argv[1], flush_every=10), [Request(0, 0.0, 4, 60)])
+    run(Dying(sys.argv[1], flush_every=10), [Request(0, 0.0, 4, 60)], second=0.001)
 """
 
 
