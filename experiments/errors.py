@@ -6,7 +6,12 @@ Hydra's and OmegaConf's own errors are many lines about their machinery; here th
 from __future__ import annotations
 
 import re
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from traceback import FrameSummary, extract_tb, format_exception, format_list
+from typing import NamedTuple
 
 from hydra.errors import (
     ConfigCompositionException,
@@ -27,14 +32,65 @@ from omegaconf.errors import (
 from experiments.overrides import did_you_mean, parameters
 from experiments.settings import SettingError
 from playground.loop import Stuck
+from playground.workload.errors import WorkloadError
+
+ROOT = Path(__file__).parents[1]
+OURS = tuple(str(ROOT / name) for name in ("analysis", "conf", "engine", "experiments", "kernels", "playground",
+                                           "policies"))  # fmt: skip
+INSTALLED = tuple({str(Path(path)) for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))})
+MEND, BUG = 2, 1
+
+
+class Told(NamedTuple):
+    """An error for people: a line, what more there is to see of it, and the exit code."""
+
+    line: str
+    details: str
+    code: int
+
+    def __str__(self) -> str:
+        return f"{self.line}\n{self.details}".rstrip()
+
+
+def tell(error: BaseException) -> Told:
+    """A line for what the user can mend, their own frames for an error in their code, a traceback for a bug of ours."""
+    if line := explain(error):
+        return Told(line, "", MEND)
+    said = _one_line(f"{type(error).__name__}: {error}")
+    frames = extract_tb(error.__traceback__)
+    if own := [frame for frame in frames if _is_users(frame)]:
+        return Told(f"{_where(own[-1])}: {said}", "".join(format_list(own)), BUG)
+    if notes := getattr(error, "__notes__", ()):
+        return Told(f"{said} ({'; '.join(notes)})", "".join(format_list(frames[-1:])), BUG)
+    return Told(said, "".join(format_exception(error)), BUG)
+
+
+def _is_users(frame: FrameSummary) -> bool:
+    """Of a file that neither belongs to this repository's packages nor is installed."""
+    path = frame.filename
+    folders = tuple(f"{folder}/" for folder in (*OURS, *INSTALLED))
+    return Path(path).is_file() and "site-packages" not in path and not path.startswith(folders)
+
+
+def _where(frame: FrameSummary) -> str:
+    path = Path(frame.filename)
+    name = "/".join(path.parts[-2:]) if path.name == "__init__.py" else path.name
+    return f"{name}:{frame.lineno} in {frame.name}"
 
 
 def explain(error: BaseException) -> str | None:
     """One line for an error that a user can mend; None for one of ours."""
-    for kind, tell in _TELLERS.items():
+    for kind, tell_it in (_TELLERS | _engines()).items():
         if isinstance(error, kind):
-            return _one_line(tell(error))
+            return _one_line(tell_it(error))
     return None
+
+
+def _engines() -> dict[type[BaseException], Callable[..., str]]:
+    """The engine's errors, if there is one: a simulation must not load it to ask."""
+    if (engine := sys.modules.get("engine.errors")) is None:
+        return {}
+    return {engine.EngineError: str, engine.StepFailed: lambda error: f"{error}; HYDRA_FULL_ERROR=1 shows where"}
 
 
 def _one_line(text: str) -> str:
@@ -182,8 +238,9 @@ def _stuck(error: Stuck) -> str:
     return f"the policy is stuck: {error}; a policy that waits on purpose must say so with draft.wake(at)"
 
 
-_TELLERS: Mapping[type[BaseException], Callable[..., str]] = {
+_TELLERS: dict[type[BaseException], Callable[..., str]] = {
     SettingError: str,
+    WorkloadError: str,
     MissingConfigException: _missing_config,
     OverrideParseException: _parse,
     ConfigCompositionException: _composition,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -90,3 +91,9 @@ def number(key: str, value: float | None) -> str:
 def console() -> Console:
     """Standard output; wide where no terminal sets a width, so that a table in a file keeps its lines."""
     return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 200)
+
+
+def for_programs(result: Mapping[str, Any]) -> None:
+    """The last line of standard output, as JSON; people at a terminal are spared it."""
+    if not sys.stdout.isatty():
+        print(json.dumps(result), flush=True)

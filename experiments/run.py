@@ -9,8 +9,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
+from signal import SIGTERM, signal
 from time import perf_counter, process_time
 from traceback import extract_tb
 from typing import Any, NoReturn
@@ -24,41 +25,70 @@ from omegaconf import DictConfig, OmegaConf
 from analysis.metrics import Summary, load, summarize
 from experiments import overrides, plugins, provenance, report, settings
 from experiments.build import Parts, Study, build, make
-from experiments.errors import explain
+from experiments.errors import BUG, MEND, Told, tell
 from experiments.logger import Finished, Logger
 from experiments.progress import Watched, meter
 from experiments.settings import SettingError, Settings
 from playground.loop import serve
-from playground.trace import Trace
+from playground.trace import SCHEMAS, Trace, read
 
 SHOW_ALL = os.environ.get("HYDRA_FULL_ERROR") == "1"
 PROBLEM = "error.txt"
-"""In the folder of a run that could not be: why, in one line."""
+"""In the folder of a run that could not be: why, in one line; of a bug with its frames."""
+TRACES = ("run.json", *(f"{table}.{kind}" for table in SCHEMAS for kind in ("parquet", "arrows")))
+"""What only a run leaves."""
 
 
 def execute(config: DictConfig, title: str = "") -> Summary:
     """One run, from its configuration to its folder; the summary."""
     wanted = settings.read(config)
-    run_dir = Path(wanted.run_dir)
+    run_dir = _run_dir(wanted)
     parts = build(wanted)
     try:
+        _claim(run_dir)
         _describe(run_dir, config, parts)
+        _tell_cap(wanted, parts)
         _serve(run_dir, parts, title or run_dir.name)
     finally:
         parts.backend.close()
     return _conclude(run_dir, config, wanted, parts)
 
 
+def _run_dir(wanted: Settings) -> Path:
+    """Refused before weights are loaded, if it holds a run."""
+    if not wanted.run_dir.strip():
+        raise SettingError("run_dir= is empty: give run_dir=FOLDER, or leave it out")
+    folder = Path(wanted.run_dir).expanduser()
+    if any(next(folder.glob(pattern), None) for pattern in TRACES):
+        raise _taken(folder)
+    return folder
+
+
+def _taken(folder: Path) -> SettingError:
+    return SettingError(f"run_dir={folder} already holds a run: choose another folder, or delete that one")
+
+
+def _claim(folder: Path) -> None:
+    """Of two runs that begin at once only one gets the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").touch(exist_ok=False)
+    except FileExistsError as error:
+        raise _taken(folder) if folder.is_dir() else _unwritable(folder, error) from error
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> SettingError:
+    return SettingError(f"run_dir={folder}: {error.strerror}; choose a folder that you may write to")
+
+
 def _describe(run_dir: Path, config: DictConfig, parts: Parts) -> None:
     """What the run is, written before it begins: a killed run is still readable."""
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingError(f"run_dir={run_dir}: {error.strerror}; choose a folder that you may write to") from error
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
     description = provenance.facts() | {
         "backend": type(parts.backend).__name__,
-        "policy": type(parts.scheduler.policy).__name__,
+        "policy": _container(config)["policy"],
         "device": parts.device,
         "model": OmegaConf.select(config, "model.path"),
         "seed": config.seed,
@@ -67,13 +97,55 @@ def _describe(run_dir: Path, config: DictConfig, parts: Parts) -> None:
     provenance.write(run_dir / "run.json", description)
 
 
+def _tell_cap(wanted: Settings, parts: Parts) -> None:
+    fitting, blocks = parts.backend.spec.blocks, wanted.kv.blocks
+    if blocks is not None and blocks > fitting:
+        print(f"note: kv.blocks={blocks} is more than fits: the pool has {fitting} blocks", file=sys.stderr)
+
+
 def _serve(run_dir: Path, parts: Parts, title: str) -> None:
     wall, cpu = perf_counter(), process_time()
-    with Trace(run_dir) as trace, meter(title) as shown:
-        serve(Watched(parts.source, shown), parts.scheduler, parts.backend, trace)
+    ended = "failed"
+    try:
+        with Trace(run_dir) as trace, meter(title) as shown:
+            serve(Watched(parts.source, shown), parts.scheduler, parts.backend, trace)
+        ended = "completed"
+    except KeyboardInterrupt:
+        ended = "interrupted"
+        _summarize_interrupted(run_dir, parts)
+        raise
+    except Exception as error:
+        if foreign := _foreign(parts.scheduler.policy):
+            error.add_note(f"with a policy of your own, {foreign}: what did it answer?")
+        raise
+    finally:
+        spent = {"wall": perf_counter() - wall, "cpu": process_time() - cpu}
+        _amend(run_dir, {"spent": spent, "ended": ended})
+
+
+def _amend(run_dir: Path, more: Mapping[str, Any]) -> None:
     file = run_dir / "run.json"
-    spent = {"wall": perf_counter() - wall, "cpu": process_time() - cpu}
-    provenance.write(file, json.loads(file.read_text()) | {"spent": spent})
+    provenance.write(file, json.loads(file.read_text(encoding="utf-8")) | dict(more))
+
+
+def _summarize_interrupted(run_dir: Path, parts: Parts) -> None:
+    """Of those that ended; says how many had not."""
+    tables = load(run_dir)
+    summary = summarize(tables, parts.objectives)
+    arrived, ended = read(run_dir, "arrivals").num_rows, len(tables.requests)
+    summary["notes"] = [f"interrupted: {arrived - ended:,} of {arrived:,} requests had not ended", *summary["notes"]]
+    provenance.write(run_dir / "summary.json", summary)
+
+
+def _foreign(policy: object) -> str | None:
+    """The policy's class, or that of a choice of it, that is not of this repository."""
+    parts = [policy, *(_choices(policy) if is_dataclass(policy) else ())]
+    named = [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
+    return next((name for name in named if not name.startswith("policies.")), None)
+
+
+def _choices(part: Any) -> list[object]:
+    return [getattr(part, field.name) for field in fields(part)]
 
 
 def _conclude(run_dir: Path, config: DictConfig, wanted: Settings, parts: Parts) -> Summary:
@@ -107,7 +179,8 @@ def _check_served(summary: Summary, requests: Any) -> None:
         why = requests.loc[requests["outcome"] == "rejected", "why"].iloc[0]
         line = f"{summary['rejected']:,} of {summary['requests']:,} requests were rejected, the first since {why}"
         if summary["rejected"] == summary["requests"]:
-            raise SettingError(f"{line}: raise kv.blocks, or shorten the workload's prompts and max_tokens")
+            advice = ": raise kv.blocks, or shorten the workload's prompts and max_tokens" if "KV blocks" in why else ""
+            raise SettingError(f"{line}{advice}")
         print(f"note: {line}", file=sys.stderr)
 
 
@@ -128,7 +201,7 @@ def job(config: DictConfig) -> Summary | None:
         return _sweep_job(config, context)
     if config.study is not None:
         study = make("study", _container(config)["study"], Study)
-        print(json.dumps(study.run(Path(config.run_dir), list(context.overrides.task))))
+        report.for_programs(study.run(Path(config.run_dir), list(context.overrides.task)))
         return None
     choices = context.runtime.choices
     name = f"{choices['policy']} ({choices['backend']})"
@@ -137,7 +210,7 @@ def job(config: DictConfig) -> Summary | None:
     if summary["notes"]:
         print(f"Small samples: {'; '.join(summary['notes'])}")
     print(f"Traces and summary: {config.run_dir}")
-    print(json.dumps({"run_dir": config.run_dir} | summary))
+    report.for_programs({"run_dir": config.run_dir} | summary)
     return summary
 
 
@@ -145,17 +218,15 @@ def _sweep_job(config: DictConfig, context: HydraConf) -> Summary | None:
     """A job that cannot run must not take the others with it: the table at the end will tell."""
     try:
         return execute(config, context.job.override_dirname)
-    except Exception as error:
-        if explain(error) is None:
-            raise
-        _note_problem(config, error)
+    except Exception as error:  # noqa: BLE001
+        _note_problem(context, error)
         return None
 
 
-def _note_problem(config: DictConfig, error: Exception) -> None:
-    """A folder without results should say why."""
-    if (folder := Path(config.run_dir)).is_dir():
-        (folder / PROBLEM).write_text(f"{explain(error) or repr(error)}\n", encoding="utf-8")
+def _note_problem(context: HydraConf, error: Exception) -> None:
+    """A folder without results should say why: Hydra's, since `run_dir` may be another run's."""
+    if (folder := Path(context.runtime.output_dir)).is_dir():
+        (folder / PROBLEM).write_text(f"{tell(error)}\n", encoding="utf-8")
 
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
@@ -164,24 +235,35 @@ def _app(config: DictConfig) -> None:
         job(config)
     except Exception as error:  # noqa: BLE001
         # Told here and not in main: on its way there Hydra would add lines of its own.
-        _note_problem(config, error)
+        _note_problem(HydraConfig.get(), error)
         _give_up(error)
 
 
 def main() -> None:
-    """Exit codes: 0 served, 2 something to mend in the options, 130 interrupted, 1 a bug (with its traceback)."""
+    """0 served, 2 something to mend in the options, 130 or 143 interrupted, 1 a bug (with its traceback)."""
     settings.register()
     plugins.register()
+    before = signal(SIGTERM, _terminate)
     # The console script, unlike `python -m`, would not find a user's module in the folder that it is called from.
     sys.path.append(os.getcwd())
     try:
         overrides.check_flags(sys.argv[1:])
         overrides.completing(_compose_and_run, sys.argv[1:])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("interrupted: what was traced until then is in the run folder", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(143 if isinstance(interrupt, Terminated) else 130)
     except Exception as error:  # noqa: BLE001
         _give_up(error)
+    finally:
+        signal(SIGTERM, before)
+
+
+class Terminated(KeyboardInterrupt):
+    """By SIGTERM: a run that a scheduler ends is closed like one that a person ends."""
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise Terminated
 
 
 def _compose_and_run(arguments: list[str]) -> None:
@@ -192,12 +274,16 @@ def _compose_and_run(arguments: list[str]) -> None:
 
 
 def _give_up(error: Exception) -> NoReturn:
-    """One line for what the user can mend; a traceback for a bug, or for whoever asks for it."""
-    line = None if SHOW_ALL else explain(error) or _before_our_time(error)
-    if line is None:
+    """A line for what the user can mend, and their own frames; a traceback for a bug, or for whoever asks for it."""
+    if SHOW_ALL:
         raise error
-    print(f"error: {line}", file=sys.stderr)
-    sys.exit(2)
+    told = tell(error)
+    if told.code == BUG and (line := _before_our_time(error)):
+        told = Told(line, "", MEND)
+    if told.details.startswith("Traceback"):
+        raise error
+    print(f"error: {told}", file=sys.stderr)
+    sys.exit(told.code)
 
 
 def _before_our_time(error: Exception) -> str | None:

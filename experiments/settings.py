@@ -11,6 +11,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+MOST_REPLICAS = 4096
+
 
 class SettingError(ValueError):
     """Something the user set that cannot be. One line: the option, its value, and what would do."""
@@ -26,6 +28,8 @@ class Parallel:
 
     def __post_init__(self) -> None:
         _at_least_one("parallel", self, "stages", "tp", "replicas")
+        if self.replicas > MOST_REPLICAS:
+            raise SettingError(f"parallel.replicas={self.replicas} must be at most {MOST_REPLICAS}")
 
 
 @dataclass

@@ -12,6 +12,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import report
+from experiments.errors import BUG, MEND
 
 Row = dict[str, Any]
 
@@ -27,11 +28,13 @@ class Comparison(Callback):
         if told:
             report.console().print(report.comparison(told))
         for labels, problem in failed:
-            print(f"failed: {_name(labels)}: {problem}", file=sys.stderr)
-        print(f"Jobs, sweep.csv and sweep.json: {folder}")
-        print(json.dumps({"sweep_dir": str(folder), "jobs": len(told), "failed": len(failed)}), flush=True)
+            line, *frames = problem.splitlines()
+            print(f"failed: {_name(labels)}: {line}{' (see its error.txt)' if frames else ''}", file=sys.stderr)
+        print(f"Jobs, sweep.csv and sweep.json: {folder}", flush=True)
+        report.for_programs({"sweep_dir": str(folder), "jobs": len(told), "failed": len(failed)})
         if failed:
-            sys.exit(2)
+            # Only a bug, ours or the user's, comes with frames.
+            sys.exit(BUG if any("\n" in problem for _, problem in failed) else MEND)
 
 
 def _number(path: Path) -> tuple[int, str]:
@@ -65,6 +68,6 @@ def _name(labels: Row) -> str:
 
 def _save(folder: Path, told: list[tuple[Row, Row]], failed: list[tuple[Row, str]]) -> None:
     rows = [labels | {k: v for k, v in summary.items() if not isinstance(v, list)} for labels, summary in told]
-    rows += [labels | {"error": problem} for labels, problem in failed]
+    rows += [labels | {"error": why.partition("\n")[0]} for labels, why in failed]
     (folder / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     pd.DataFrame(rows).to_csv(folder / "sweep.csv", index=False)

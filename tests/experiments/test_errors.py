@@ -2,6 +2,8 @@
 
 import pytest
 
+from playground.workload.errors import WorkloadError
+
 CASES = {
     # groups
     ("policy=foo",): "policy=foo: no such option; choose one of: chunked_prefill",
@@ -42,6 +44,8 @@ CASES = {
     ("parallel.tp=3",): "parallel.tp=3 must divide the model's 32 heads",
     ("parallel.stages=99",): "parallel.stages=99 must lie in 1..32",
     ("parallel.stages=0",): "parallel.stages=0 must be at least 1",
+    ("parallel.replicas=100000",): "parallel.replicas=100000 must be at most 4096",
+    ("run_dir=",): "run_dir= is empty: give run_dir=FOLDER",
     ("limits.max_tokens=0",): "limits.max_tokens=0 must be at least 1",
     ("device.peak_flops=0",): "device.peak_flops=0 must be greater than 0",
     ("model=llama-3.1-70b", "device=rtx4090"): "device=RTX4090 has 23.2 GB to use",
@@ -114,9 +118,22 @@ def test_a_folder_without_results_says_why(playground):
 
 
 def test_a_bug_keeps_its_traceback(playground, monkeypatch):
-    def broken(*_: object) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr("experiments.run.serve", broken)
-    with pytest.raises(RuntimeError, match="a bug"):
+    monkeypatch.setattr("experiments.run.serve", None)
+    with pytest.raises(TypeError, match="not callable"):
         playground()
+
+
+def test_a_workload_that_fails_late_is_explained(playground, monkeypatch):
+    def late(*_: object) -> None:
+        raise WorkloadError("workload.path=x: row 7 is broken")
+
+    monkeypatch.setattr("experiments.run.serve", late)
+    outcome = playground()
+    assert (outcome.code, outcome.err) == (2, "error: workload.path=x: row 7 is broken\n")
+
+
+def test_advice_on_blocks_only_where_blocks_are_short(playground):
+    outcome = playground("workload.requests=5", "workload.max_length=null", "workload.lengths.prompt.mean=1e8")
+    assert outcome.code == 2
+    assert "5 of 5 requests were rejected" in outcome.err
+    assert "raise kv.blocks" not in outcome.err

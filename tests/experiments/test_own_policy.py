@@ -110,6 +110,41 @@ def test_a_policy_that_does_nothing_is_an_error_and_not_a_hang(playground, mypkg
     assert "OneAtATime placed nothing" in outcome.err
 
 
+@pytest.mark.parametrize(
+    "line, instead, where, said",
+    [
+        ("draft.take(sequence", "raise KeyError(7", "in fill", "KeyError: (7,"),
+        ("for sequence in [*draft.running, *draft.waiting]", "None.x\n        for sequence in []", "in fill", "'x'"),
+    ],
+)
+def test_an_error_in_it_shows_its_own_frames_only(playground, mypkg, line, instead, where, said):
+    (mypkg / "__init__.py").write_text(PACKAGE.replace(line, instead))
+    outcome = playground(*SMALL, "policy._target_=mypkg.OneAtATime")
+    assert outcome.code == 1
+    first, *frames = outcome.err.splitlines()
+    assert first.startswith("error: mypkg/__init__.py:")
+    assert f" {where}: " in first
+    assert said in first
+    assert len(frames) <= 4
+
+
+@pytest.mark.parametrize(
+    "line, instead, parallel, said",
+    [
+        ("return 0\n\n    def run_ahead", "return 7\n\n    def run_ahead", "dp2", "place answered rank 7"),
+        ("return 0\n\n\n", "return 'x'\n\n\n", "single", "TypeError"),
+        ("draft.spec.max_tokens)", "draft.spec.max_tokens, lane=3)", "single", "Error"),
+    ],
+)
+def test_a_wrong_answer_of_it_is_told_in_a_few_lines(playground, mypkg, line, instead, parallel, said):
+    (mypkg / "__init__.py").write_text(PACKAGE.replace(line, instead, 1))
+    outcome = playground(*SMALL, "policy._target_=mypkg.OneAtATime", f"parallel={parallel}")
+    assert outcome.code == 1
+    assert said in outcome.err.splitlines()[0]
+    assert "with a policy of your own, mypkg.OneAtATime" in outcome.err.splitlines()[0]
+    assert len(outcome.err.splitlines()) <= 5
+
+
 def test_a_module_in_the_current_folder_is_found(playground, tmp_path):
     (tmp_path / "here_policy.py").write_text(PACKAGE)
     outcome = playground(*SMALL, "policy._target_=here_policy.OneAtATime")

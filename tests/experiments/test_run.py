@@ -3,9 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from signal import SIGINT, SIGTERM, raise_signal
 
 import pytest
 
+from experiments.run import _claim
+from experiments.settings import SettingError
 from playground.trace import SCHEMAS
 
 SMALL = ("workload.requests=12", "workload.rate=20", "kv.blocks=600")
@@ -25,7 +29,9 @@ def test_a_run_leaves_its_folder(playground):
 
 def test_the_folder_tells_where_it_comes_from(playground):
     run = json.loads((playground(*SMALL, "seed=3").run_dir / "run.json").read_text())
-    assert (run["seed"], run["backend"], run["policy"], run["device"]) == (3, "SimBackend", "Composed", "H100")
+    assert (run["seed"], run["backend"], run["device"], run["ended"]) == (3, "SimBackend", "H100", "completed")
+    assert run["policy"]["_target_"] == "policies.composed.Composed"
+    assert run["policy"]["budget"]["_target_"] == "policies.budget.ChunkedPrefill"
     assert run["spec"]["blocks"] == 600
     assert {"numpy", "simpy", "serving-playground"} <= set(run["versions"])
     assert run["trace_version"] >= 1
@@ -65,6 +71,52 @@ def test_some_rejections_are_told_and_are_no_error(playground):
     assert outcome.code == 0
     assert 0 < outcome.last["rejected"] < 40
     assert outcome.err.startswith(f"note: {outcome.last['rejected']} of 40 requests were rejected, the first since")
+
+
+def test_more_blocks_than_fit_are_told(playground):
+    assert "note: kv.blocks=100000000 is more than fits: the pool has" in playground(*SMALL, "kv.blocks=100000000").err
+
+
+def test_a_folder_holds_one_run(playground, tmp_path):
+    assert playground(*SMALL, "run_dir=mine").code == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
+    outcome = playground(*SMALL, "run_dir=mine", "seed=9")
+    assert outcome.code == 2
+    assert outcome.err == "error: run_dir=mine already holds a run: choose another folder, or delete that one\n"
+    assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
+
+
+def test_of_two_runs_at_once_one_gets_the_folder(tmp_path):
+    _claim(tmp_path)
+    with pytest.raises(SettingError, match="already holds a run"):
+        _claim(tmp_path)
+
+
+@pytest.mark.parametrize("stop", [SIGINT, SIGTERM])
+def test_an_interrupted_run_says_so(playground, monkeypatch, stop):
+    def stopped(self, done, total, now):
+        if done == 5:
+            raise_signal(stop)
+
+    monkeypatch.setattr("experiments.progress.Lines.update", stopped)
+    outcome = playground(*SMALL, "run_dir=mine")
+    assert outcome.code == 128 + stop
+    assert json.loads((outcome.folder / "mine" / "run.json").read_text())["ended"] == "interrupted"
+    summary = json.loads((outcome.folder / "mine" / "summary.json").read_text())
+    assert summary["notes"][0].startswith("interrupted: ")
+    assert summary["notes"][0].endswith("requests had not ended")
+
+
+def test_a_failed_run_says_so(playground, monkeypatch):
+    monkeypatch.setattr("experiments.run.serve", None)
+    with pytest.raises(TypeError):
+        playground(*SMALL, "run_dir=mine")
+    assert json.loads(Path("mine/run.json").read_text())["ended"] == "failed"
+
+
+def test_people_at_a_terminal_are_spared_the_json(playground, monkeypatch):
+    monkeypatch.setattr("experiments.report.sys.stdout.isatty", lambda: True)
+    assert playground(*SMALL).out.strip().splitlines()[-1].startswith("Traces and summary: ")
 
 
 def test_plots_on_request(playground):

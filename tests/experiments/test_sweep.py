@@ -3,6 +3,10 @@ import json
 import pandas as pd
 
 SMALL = ("workload.requests=12", "kv.blocks=600")
+BUDGET = """class Breaks:
+    def phases(self, draft):
+        raise RuntimeError("no")
+"""
 
 
 def test_a_sweep_ends_with_one_table(playground):
@@ -26,6 +30,15 @@ def test_a_job_that_cannot_run_leaves_the_others_alone(playground):
     assert outcome.code == 2
     assert (outcome.last["jobs"], outcome.last["failed"]) == (1, 1)
     assert outcome.err.strip() == "failed: workload.rate=-1: workload.rate=-1 must be greater than 0"
+
+
+def test_a_bug_in_one_job_leaves_the_others_alone(playground, tmp_path):
+    (tmp_path / "sweep_budget.py").write_text(BUDGET)
+    outcome = playground("-m", *SMALL, "policy.budget._target_=sweep_budget.Breaks,policies.budget.Orca")
+    assert outcome.code == 1
+    assert (outcome.last["jobs"], outcome.last["failed"]) == (1, 1)
+    assert "sweep_budget.py:3 in phases: RuntimeError: no (see its error.txt)" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
 
 
 def test_an_option_that_no_yaml_lists_can_be_swept(playground):
