@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels import cpu, reference
 from kernels.batch import DeviceBatch, PagedBatch, SamplingRows
+from kernels.composed import Parts
 
 Kernel = Callable[..., Any]
 
@@ -44,6 +45,12 @@ class Ops:
     silu_mul: Callable[[Tensor], Tensor]
     linear: Callable[[Tensor, Tensor | None], Project]
     """May keep the weight in a layout of its own: hand over weights that nobody else uses."""
+    norm_linear: Callable[[Tensor, float, Tensor, Tensor | None], Project]
+    """Of norm weights, eps, weight and bias: x -> linear(rms_norm(x))."""
+    norm_gated: Callable[[Tensor, float, Tensor, Tensor | None], Project]
+    """Likewise: x -> silu_mul(linear(rms_norm(x)))."""
+    add_linear: Callable[[Tensor, Tensor | None], Callable[[Tensor, Tensor], Tensor]]
+    """Of weight and bias: (x, residual) -> residual + linear(x), which overwrites the residual."""
     write_kv: Callable[[Tensor, Tensor, Tensor], None]
     place_qkv: Callable[..., Tensor]
     """Norm of heads, rotary embedding and write to the pool in one; may overwrite its first argument."""
@@ -158,6 +165,27 @@ def _gpu(module: str, name: str, *objections: Objection) -> Implementation:
     return Implementation(call, CUDA, objections=(_no_triton, _no_gpu, _other_dtype, *objections), load=load)
 
 
+def _projection(method: str, maker: str) -> Implementation:
+    """A projection of `kernels.triton.linear`: `library` is cuBLAS with kernels around it, `tuned` the fastest way."""
+
+    def load() -> Kernel:
+        return getattr(getattr(import_module("kernels.triton.linear"), maker)(), method)
+
+    return replace(_gpu("triton.linear", maker, _wide_row), load=load)
+
+
+def _composed(method: str) -> Mapping[str, Implementation]:
+    """A projection with what is around it, put together from the parts that are best on each device."""
+    plain = Parts(reference.rms_norm, reference.Linear, reference.silu_mul)
+    fast = Parts(cpu.rms_norm, cpu.linear if cpu.can_pack() else reference.Linear, cpu.silu_mul)
+    return {
+        "reference": Implementation(getattr(plain, method)),
+        "cpu": Implementation(getattr(fast, method), CPU),
+        "cublas": _projection(method, "library"),
+        "triton": _projection(method, "tuned"),
+    }
+
+
 _HEADS = (_large_head, _uneven_heads)
 
 IMPLEMENTATIONS: Mapping[str, Mapping[str, Implementation]] = {
@@ -181,7 +209,11 @@ IMPLEMENTATIONS: Mapping[str, Mapping[str, Implementation]] = {
         "reference": Implementation(reference.Linear),
         "onednn": Implementation(cpu.linear, CPU, condition=cpu.can_pack),
         "cublas": Implementation(reference.Linear, CUDA, objections=(_no_gpu,)),
+        "triton": _projection("linear", "tuned"),
     },
+    "norm_linear": _composed("norm_linear"),
+    "norm_gated": _composed("norm_gated"),
+    "add_linear": _composed("add_linear"),
     "write_kv": {"reference": Implementation(reference.write_kv)},
     "place_qkv": {
         "reference": Implementation(reference.place_qkv),

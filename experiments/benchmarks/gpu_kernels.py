@@ -1,14 +1,17 @@
 """Every Triton kernel on a real GPU, in one run: checked against the reference, tuned, timed, written as JSON.
 
-    python3 experiments/benchmarks/gpu_kernels.py --out OUT
+    python3 experiments/benchmarks/gpu_kernels.py --out OUT [--stages checks,tune,steps] [--limit 290]
 
-It imports torch, triton, numpy and our kernels. A kernel that fails is reported with its error's last line, and the
-others go on. The shape that is timed is Qwen3-8B's; ceilings are those measured on an H200 (copy 4.3 TB/s, bf16 matrix
-product 790 TFLOP/s, cuDNN causal attention 524 TFLOP/s).
+It imports torch, triton, numpy and our kernels. Stages run in processes of their own, so that a kernel that breaks the
+device's context takes its stage with it and no other; a kernel that merely fails is reported with its error's last
+line, and its stage goes on. Tuned configs go to OUT/<device>.json, which belongs into kernels/tuned/.
+
+The shape that is timed is Qwen3-8B's; ceilings are those measured on an H200 (copy 4.3 TB/s, bf16 matrix product 790
+TFLOP/s, cuDNN causal attention 524 TFLOP/s).
 
 Method: inputs are fresh random numbers, outputs and unused KV are filled with NaN before each check. Timings are
 medians of graph replays between CUDA events; one graph holds many launches, which go round several sets of inputs
-that together are larger than the second-level cache.
+that together are larger than the second-level cache. Steps are 36 layers with weights and KV of their own.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,21 +33,27 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from kernels import cudnn, reference
+from kernels.autotune import Store
 from kernels.batch import PagedBatch, SamplingRows
-from kernels.triton import activation, norm, qkv, sampling
+from kernels.triton import activation, norm, qkv, sampling, tuning
+from kernels.triton import decode as decoding
+from kernels.triton import linear as projecting
+from kernels.triton import prefill as prefilling
 from kernels.triton.attention import Attention
 from kernels.triton.decode import DecodeConfig, Workspace, decode
+from kernels.triton.linear import CUBLAS, MATVEC, SKINNY, LinearConfig, Linears, Projection, Scratches, project
 from kernels.triton.prefill import PrefillConfig, prefill
+from kernels.triton.timing import microseconds, sets_for
+from kernels.triton.tuning import words
 
 COPY_GBS = 4300.0
 MATMUL_TFLOPS = 790.0
 CUDNN_TFLOPS = 524.0
-COLD_BYTES = 256 << 20
-"""What sets of inputs must take together so that none is found in the cache: four times the H200's."""
 
 BOUNDS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Of the relative Frobenius error."""
@@ -64,21 +74,46 @@ class Model:
     layers: int = 36
     block_size: int = 16
 
+    @property
+    def sizes(self) -> tuning.Sizes:
+        parts = asdict(self)
+        del parts["layers"]
+        return tuning.Sizes(**parts)
+
+    @property
+    def weights(self) -> int:
+        """Elements that a step reads: of all projections and the head."""
+        parts = [outputs * inputs for outputs, inputs, *_ in self.sizes.projections.values()]
+        return sum(parts[:-1]) * self.layers + parts[-1]
+
 
 QWEN3 = Model()
 
 
 @dataclass
 class Report:
-    """What the run found, in the order found."""
+    """What a stage found, in the order found."""
 
     checks: list[dict[str, Any]] = field(default_factory=list)
     timings: list[dict[str, Any]] = field(default_factory=list)
-    tuned: list[dict[str, Any]] = field(default_factory=list)
+    tuned: list[str] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
+    path: Path | None = None
+    """Written after everything attempted, since a stage may be cut short."""
 
     def attempt(self, name: str, work: Callable[[], Any]) -> Any:
-        """Carry out `work`; a failure is a line of the report, not the end of the run."""
+        """Carry out `work`; a failure is a line of the report, not the end of the stage."""
+        try:
+            return self._carry_out(name, work)
+        finally:
+            if self.path is not None:
+                self.path.write_text(json.dumps(self.found()))
+
+    def found(self) -> dict[str, list[Any]]:
+        """Everything but where it is written."""
+        return {name: getattr(self, name) for name in ("checks", "timings", "tuned", "failures")}
+
+    def _carry_out(self, name: str, work: Callable[[], Any]) -> Any:
         try:
             return work()
         except Exception as error:  # noqa: BLE001 - whatever a kernel or its compiler raises, the others go on
@@ -89,46 +124,18 @@ class Report:
             print(f"FAILED {name}: {last}", flush=True)
             return None
 
+    def absorb(self, other: Mapping[str, Any]) -> None:
+        """Add what another stage has found."""
+        for name, found in self.found().items():
+            found.extend(other.get(name, []))
+
 
 # --- measuring
-
-
-def microseconds(calls: Sequence[Callable[[], Any]], *, repeats: int = 0, replays: int = 7) -> float:
-    """Median time of one call; `calls` do the same on different inputs and take turns."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    rough = max((time.perf_counter() - started) / len(calls), 2e-6)
-    repeats = repeats or max(1, min(100, math.ceil(4e-3 / rough / len(calls))))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            for call in calls:
-                call()
-    graph.replay()
-    spans = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        spans.append(start.elapsed_time(end) * 1e3 / (repeats * len(calls)))
-    return statistics.median(spans)
 
 
 def error(out: Tensor, wanted: Tensor) -> float:
     """Relative Frobenius error in double precision; NaN anywhere is NaN."""
     return float((out.double() - wanted.double()).norm() / wanted.double().norm())
-
-
-def sets_for(size: int, most: int = 64) -> int:
-    """Sets of inputs of `size` bytes that together do not fit the cache."""
-    return max(1, min(most, math.ceil(COLD_BYTES / max(size, 1))))
 
 
 class Bench:
@@ -137,15 +144,22 @@ class Bench:
     def __init__(self, report: Report) -> None:
         self.report = report
 
-    def check(self, name: str, dtype: torch.dtype, work: Callable[[], Iterator[tuple[Tensor, Tensor]]]) -> None:
+    def check(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        work: Callable[[], Iterator[tuple[Tensor, Tensor]]],
+        bound: float | None = None,
+    ) -> None:
         """`work` yields (output, float32 reference)."""
+        most = BOUNDS[dtype] if bound is None else bound
 
         def run() -> None:
             worst = max((error(out, wanted) for out, wanted in work()), key=lambda e: math.inf if math.isnan(e) else e)
-            good = worst < BOUNDS[dtype]
+            good = worst < most
             self.report.checks.append({"name": name, "dtype": _short(dtype), "error": worst, "good": good})
             if not good:
-                print(f"WRONG {name} {_short(dtype)}: error {worst:.2e}, bound {BOUNDS[dtype]:.0e}", flush=True)
+                print(f"WRONG {name} {_short(dtype)}: error {worst:.2e}, bound {most:.0e}", flush=True)
 
         self.report.attempt(f"check {name} {_short(dtype)}", run)
 
@@ -171,6 +185,7 @@ class Bench:
             self.report.timings.append(row)
 
         self.report.attempt(f"time {name} {case}", run)
+        torch.cuda.empty_cache()
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -232,7 +247,7 @@ def check_decode(bench: Bench, dtype: torch.dtype, model: Model, config: DecodeC
             yield out[:-2], wanted
 
     shape = f"H{model.heads}/{model.kv_heads} D{model.head_dim} B{model.block_size}"
-    bench.check(f"decode {shape}" + (f" {_words(config)}" if config else ""), dtype, work)
+    bench.check(f"decode {shape}" + (f" {words(config)}" if config else ""), dtype, work)
 
 
 def check_prefill(bench: Bench, dtype: torch.dtype, model: Model, config: PrefillConfig | None = None) -> None:
@@ -253,7 +268,7 @@ def check_prefill(bench: Bench, dtype: torch.dtype, model: Model, config: Prefil
         yield out, wanted
 
     shape = f"H{model.heads}/{model.kv_heads} D{model.head_dim} B{model.block_size}"
-    bench.check(f"prefill {shape}" + (f" {_words(config)}" if config else ""), dtype, work)
+    bench.check(f"prefill {shape}" + (f" {words(config)}" if config else ""), dtype, work)
 
 
 def check_small(bench: Bench, dtype: torch.dtype) -> None:
@@ -365,22 +380,107 @@ def sampling_rows(rows: int, *, filtered: bool) -> SamplingRows:
     return SamplingRows(heat, seeds, positions, top_k, top_p)
 
 
-def check_all(bench: Bench, quick: bool) -> None:
-    check_mixed(bench, Attention, "mixed batch, triton")
-    check_mixed(bench, cudnn.Attention, "mixed batch, cudnn")
+def check_linear(bench: Bench, dtype: torch.dtype) -> None:
+    """Every way that takes the number of tokens, with everything around it."""
+    ways = {
+        MATVEC: ([1, 2, 3, 4], LinearConfig(MATVEC, 8, 512)),
+        SKINNY: ([1, 16, 33, 128], LinearConfig(SKINNY, 64, 128 if dtype.itemsize == 2 else 32, stages=3)),
+        CUBLAS: ([1, 77, 300], LinearConfig(CUBLAS)),
+    }
+    for method, (counts, config) in ways.items():
+
+        def work(counts: Sequence[int] = counts, config: LinearConfig = config) -> Iterator[tuple[Tensor, Tensor]]:
+            scratches = Scratches()
+            for tokens, (outputs, inputs), kind in product(counts, ((4096, 4096), (1000, 1560)), range(4)):
+                yield _projected(dtype, tokens, outputs, inputs, kind, config, scratches)
+            assert not any(scratch.counters.any() for scratch in scratches.made.values()), "counters are not zero"
+
+        bench.check(f"projection {method}", dtype, work)
+
+
+def _projected(
+    dtype: torch.dtype, tokens: int, outputs: int, inputs: int, kind: int, config: LinearConfig, scratches: Scratches
+) -> tuple[Tensor, Tensor]:
+    """Kinds: plain; normed; normed and gated with bias; added."""
+    gated = kind == 2
+    rows = outputs * (2 if gated else 1)
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size, device=DEVICE).to(dtype)
+
+    weight, x = random(rows, inputs), random(tokens, inputs)
+    bias = random(rows) if gated else None
+    norm_weight = random(inputs) if kind in (1, 2) else None
+    residual = random(tokens, outputs) if kind == 3 else None
+    wide = x.float() if norm_weight is None else reference.rms_norm(x.float(), norm_weight.float(), 1e-6)
+    wanted = F.linear(wide, weight.float(), None if bias is None else bias.float())
+    if gated:
+        wanted = reference.silu_mul(wanted)
+    if residual is not None:
+        wanted = wanted + residual.float()
+    how = Projection(scratches, weight, bias, norm_weight, 1e-6, gated)
+    return project(how, x, residual, config), wanted
+
+
+def checks(bench: Bench, store: Store) -> None:
     for dtype in BOUNDS:
         check_small(bench, dtype)
         check_decode(bench, dtype, QWEN3)
         check_prefill(bench, dtype, QWEN3)
+        check_linear(bench, dtype)
         check_sampling(bench, dtype)
+    check_mixed(bench, Attention, "mixed batch, triton")
+    check_mixed(bench, cudnn.Attention, "mixed batch, cudnn")
     shapes = [
         Model(heads=8, kv_heads=1, head_dim=64), Model(heads=4, kv_heads=4, head_dim=80, block_size=32),
         Model(heads=14, kv_heads=2, head_dim=96, block_size=64), Model(heads=16, kv_heads=2, head_dim=256),
         Model(heads=16, kv_heads=1, head_dim=128, block_size=128),
     ]  # fmt: skip
-    for model in shapes[: 2 if quick else None]:
+    for model in shapes:
         check_decode(bench, torch.bfloat16, model)
         check_prefill(bench, torch.bfloat16, model)
+
+
+# --- tuning
+
+
+def tune(bench: Bench, store: Store) -> None:
+    """Everything that has a config; then what was found is checked, since some configs ran here only."""
+
+    def report(line: str) -> None:
+        bench.report.tuned.append(line.strip())
+
+    sizes = QWEN3.sizes
+    for rows in tuning.ROWS:
+        bench.report.attempt(f"tune decode {rows}", partial(tuning.tune_decode, store, sizes, rows, report))
+    bench.report.attempt("tune prefill", partial(tuning.tune_prefill, store, sizes, report))
+    for tokens, name in product(tuning.TOKENS, sizes.projections):
+        torch.cuda.empty_cache()
+        bench.report.attempt(
+            f"tune {name} {tokens}", partial(tuning.tune_projection, store, sizes, name, tokens, report)
+        )
+    for rows in tuning.ROWS:
+        if (config := decode_tuned(store, rows)) is not None:
+            check_decode(bench, torch.bfloat16, QWEN3, config)
+    if (best := prefill_tuned(store)) is not None:
+        check_prefill(bench, torch.bfloat16, QWEN3, best)
+
+
+def decode_tuned(store: Store, rows: int) -> DecodeConfig | None:
+    model = QWEN3
+    key = decoding.bucket(torch.bfloat16, model.heads, model.kv_heads, model.head_dim, rows)
+    return store.best(DecodeConfig, key, decoding.source())
+
+
+def prefill_tuned(store: Store) -> PrefillConfig | None:
+    model = QWEN3
+    key = prefilling.bucket(torch.bfloat16, model.heads, model.kv_heads, model.head_dim)
+    return store.best(PrefillConfig, key, prefilling.source())
+
+
+def linear_tuned(store: Store, how: Projection, x: Tensor) -> LinearConfig:
+    found = store.best(LinearConfig, projecting.bucket(how, x), projecting.source())
+    return found or projecting.linear_config(x.dtype, len(x), x.shape[1])
 
 
 # --- timings
@@ -401,7 +501,7 @@ def decode_calls(
     out = torch.empty(rows, model.heads * model.head_dim, dtype=dtype, device=DEVICE)
 
     def call(table: Tensor) -> Callable[[], Tensor]:
-        return lambda: decode(q, pool, table, lengths, scale, out=out, workspace=workspace, config=config)
+        return partial(decode, q, pool, table, lengths, scale, out=out, workspace=workspace, config=config)
 
     return [call(table) for table in tables]
 
@@ -418,7 +518,7 @@ def prefill_calls(
     offsets, lens = ints([0, *torch.tensor(lengths).cumsum(0).tolist()]), ints(contexts)
 
     def call(table: Tensor) -> Callable[[], Tensor]:
-        return lambda: prefill(q, pool, table, lens, offsets, model.head_dim**-0.5, out=out, config=config)
+        return partial(prefill, q, pool, table, lens, offsets, model.head_dim**-0.5, out=out, config=config)
 
     return [call(table) for table in tables]
 
@@ -436,25 +536,26 @@ PREFILLS: dict[str, list[tuple[int, int]]] = {
 }
 
 
-def time_attention(bench: Bench, decodes: dict[int, DecodeConfig], prefills: PrefillConfig | None) -> None:
-    model = QWEN3
+def attention(bench: Bench, store: Store) -> None:
+    model, prefills = QWEN3, prefill_tuned(store)
+    decodes = {rows: decode_tuned(store, rows) for rows in tuning.ROWS}
     for rows, context in product((1, 8, 32, 128, 256), (512, 1024, 4096)):
         contexts = [context] * rows
         moved = kv_bytes(contexts, model, torch.bfloat16)
         config = decodes.get(rows)
-        bench.time("decode", f"{rows} x {context}", lambda c=contexts, f=config: decode_calls(c, f), moved=moved)
+        bench.time("decode", f"{rows} x {context}", partial(decode_calls, contexts, config), moved=moved)
     ragged = [int(c) for c in torch.randint(64, 4096, (128,), generator=torch.Generator().manual_seed(1))]
     moved = kv_bytes(ragged, model, torch.bfloat16)
-    bench.time("decode", "128 ragged 64-4k", lambda: decode_calls(ragged, decodes.get(128)), moved=moved)
-    bench.time("decode head-major pool", "128 x 1024", lambda: decode_calls([1024] * 128, decodes.get(128), hnd=True),
+    bench.time("decode", "128 ragged 64-4k", partial(decode_calls, ragged, decodes.get(128)), moved=moved)
+    bench.time("decode head-major pool", "128 x 1024", partial(decode_calls, [1024] * 128, decodes.get(128), hnd=True),
                moved=kv_bytes([1024] * 128, model, torch.bfloat16))  # fmt: skip
     for case, slices in PREFILLS.items():
         bench.time(
-            "prefill", case, lambda s=slices: prefill_calls(s, prefills), flops=prefill_flops(slices, model),
+            "prefill", case, partial(prefill_calls, slices, prefills), flops=prefill_flops(slices, model),
             ceiling=CUDNN_TFLOPS,
         )  # fmt: skip
         if all(start == 0 for start, _ in slices):
-            bench.time("prefill cudnn", case, lambda s=slices: cudnn_calls(s), flops=prefill_flops(slices, model),
+            bench.time("prefill cudnn", case, partial(cudnn_calls, slices), flops=prefill_flops(slices, model),
                        ceiling=CUDNN_TFLOPS)  # fmt: skip
 
 
@@ -465,12 +566,12 @@ def cudnn_calls(slices: Sequence[tuple[int, int]], model: Model = QWEN3) -> list
 
     def call(table: Tensor) -> Callable[[], Tensor]:
         attend = cudnn.Attention(PagedBatch([0] * len(lengths), lengths, table.long(), model.block_size))
-        return lambda: attend(q, pool, model.head_dim**-0.5)
+        return partial(attend, q, pool, model.head_dim**-0.5)
 
     return [call(table) for table in tables]
 
 
-def time_sampling(bench: Bench) -> None:
+def sample(bench: Bench, store: Store) -> None:
     for rows in (1, 32, 128, 256):
         moved = rows * QWEN3.vocabulary * 2.0
 
@@ -481,47 +582,53 @@ def time_sampling(bench: Bench) -> None:
             ]
 
         def greedy(inputs: Callable[[], list[Tensor]] = inputs) -> list[Callable[[], Any]]:
-            return [lambda x=x: sampling.pick(x) for x in inputs()]
+            return [partial(sampling.pick, x) for x in inputs()]
 
         def library(inputs: Callable[[], list[Tensor]] = inputs) -> list[Callable[[], Any]]:
-            return [lambda x=x: x.argmax(-1) for x in inputs()]
+            return [partial(torch.argmax, x, -1) for x in inputs()]
 
         def drawn(
             rows: int = rows, inputs: Callable[[], list[Tensor]] = inputs, filtered: bool = False
         ) -> list[Callable[[], Any]]:
             how = sampling_rows(rows, filtered=filtered)
-            return [lambda x=x: sampling.pick(x, how) for x in inputs()]
+            return [partial(sampling.pick, x, how) for x in inputs()]
 
         case = f"{rows} rows"
         bench.time("pick greedy", case, greedy, moved=moved)
         bench.time("torch argmax", case, library, moved=moved)
         bench.time("pick temperature", case, drawn, moved=moved)
-        bench.time("pick top-k top-p", case, lambda d=drawn: d(filtered=True), moved=moved)
+        bench.time("pick top-k top-p", case, partial(drawn, filtered=True), moved=moved)
 
 
-def time_library(bench: Bench) -> None:
-    """cuBLAS on the projections, since all other times only matter beside these."""
-    model = QWEN3
-    qkv_width = (model.heads + 2 * model.kv_heads) * model.head_dim
-    shapes = {
-        "qkv": (qkv_width, model.hidden),
-        "out": (model.hidden, model.heads * model.head_dim),
-        "gate_up": (2 * model.intermediate, model.hidden),
-        "down": (model.hidden, model.intermediate),
-        "head": (model.vocabulary, model.hidden),
-    }
-    for rows, (name, (outputs, inputs)) in product((1, 32, 128, 256), shapes.items()):
+def linear(bench: Bench, store: Store) -> None:
+    """The projections as tuned, beside cuBLAS on the bare product."""
+    for tokens, (name, (outputs, inputs, normed, gated)) in product((1, 32, 128, 256), QWEN3.sizes.projections.items()):
+        size = outputs * inputs * 2
 
-        def calls(rows: int = rows, outputs: int = outputs, inputs: int = inputs) -> list[Callable[[], Any]]:
-            size = outputs * inputs * 2
-            weights = [torch.randn(outputs, inputs, device=DEVICE).bfloat16() * 0.02 for _ in range(sets_for(size, 8))]
-            x = torch.randn(rows, inputs, device=DEVICE).bfloat16()
-            return [lambda w=w: torch.nn.functional.linear(x, w) for w in weights]
+        def weights(size: int = size, outputs: int = outputs, inputs: int = inputs) -> list[Tensor]:
+            return [torch.randn(outputs, inputs, device=DEVICE).bfloat16() * 0.02 for _ in range(sets_for(size, 8))]
 
-        bench.time(f"cublas {name}", f"{rows} rows", calls, moved=outputs * inputs * 2.0)
+        def bare(tokens: int = tokens, inputs: int = inputs, weights: Any = weights) -> list[Callable[[], Any]]:
+            x = torch.randn(tokens, inputs, device=DEVICE).bfloat16()
+            return [partial(F.linear, x, w) for w in weights()]
+
+        def ours(
+            tokens: int = tokens, inputs: int = inputs, weights: Any = weights, normed: bool = normed,
+            gated: bool = gated,
+        ) -> list[Callable[[], Any]]:  # fmt: skip
+            x = torch.randn(tokens, inputs, device=DEVICE).bfloat16()
+            by = torch.ones(inputs, device=DEVICE).bfloat16() if normed else None
+            scratches = Scratches()
+            ways = [Projection(scratches, weight, None, by, 1e-6, gated) for weight in weights()]
+            config = linear_tuned(store, ways[0], x)
+            return [partial(project, how, x, None, config) for how in ways]
+
+        bench.time(f"cublas {name}", f"{tokens} rows", bare, moved=size)
+        if tokens <= projecting.MOST_TOKENS:
+            bench.time(f"ours {name}", f"{tokens} rows", ours, moved=size)
 
 
-def time_small(bench: Bench) -> None:
+def small(bench: Bench, store: Store) -> None:
     model, dtype = QWEN3, torch.bfloat16
     width = (model.heads + 2 * model.kv_heads) * model.head_dim
     for rows in (1, 32, 128, 256, 2048):
@@ -534,11 +641,11 @@ def time_small(bench: Bench) -> None:
             size = rows * model.hidden * 2
             weight = random(model.hidden)
             pairs = [(random(rows, model.hidden), random(rows, model.hidden)) for _ in range(sets_for(3 * size))]
-            return [lambda x=x, r=r: norm.add_rms_norm(x, r, weight, 1e-6) for x, r in pairs]
+            return [partial(norm.add_rms_norm, x, r, weight, 1e-6) for x, r in pairs]
 
         def activations(rows: int = rows) -> list[Callable[[], Any]]:
             inputs = [random(rows, 2 * model.intermediate) for _ in range(sets_for(rows * 3 * model.intermediate * 2))]
-            return [lambda x=x: activation.silu_mul(x) for x in inputs]
+            return [partial(activation.silu_mul, x) for x in inputs]
 
         def places(rows: int = rows) -> list[Callable[[], Any]]:
             angles = torch.rand(5000, model.head_dim // 2, device=DEVICE)
@@ -548,65 +655,167 @@ def time_small(bench: Bench) -> None:
             inputs = [random(rows, width) for _ in range(sets_for(rows * width * 2))]
             positions = torch.randint(0, 5000, (rows,), device=DEVICE)
             slots = torch.randperm((len(pool) - 1) * model.block_size, device=DEVICE)[:rows]
-            return [
-                lambda x=x: qkv.place_qkv(x, positions, slots, cos, sin, pool, model.heads, weights) for x in inputs
-            ]
+            return [partial(qkv.place_qkv, x, positions, slots, cos, sin, pool, model.heads, weights) for x in inputs]
 
         bench.time("add_rms_norm", case, norms, moved=4.0 * rows * model.hidden * 2)
         bench.time("silu_mul", case, activations, moved=3.0 * rows * model.intermediate * 2)
         bench.time("place_qkv", case, places, moved=2.0 * rows * width * 2)
 
 
-# --- tuning
+# --- whole steps
 
 
-def _words(config: Any) -> str:
-    return " ".join(f"{key}={value}" for key, value in asdict(config).items())
+class Steps:
+    """A model of random weights, all on the device: nothing of the engine, only what its layers will launch."""
+
+    def __init__(self, model: Model, make: Linears) -> None:
+        self.model = model
+        self.make = make
+
+    def weights(self) -> None:
+        """As random as timing needs; ones for norms."""
+        model, sizes = self.model, self.model.sizes.projections
+
+        def random(name: str) -> Tensor:
+            return torch.empty(sizes[name][:2], dtype=torch.bfloat16, device=DEVICE).normal_(std=0.02)
+
+        ones = torch.ones(model.hidden, dtype=torch.bfloat16, device=DEVICE)
+        self.ones = ones
+        self.raw = [[random(name) for name in ("qkv", "out", "gate_up", "down")] for _ in range(model.layers)]
+        self.table = random("head")
+        self.qk = torch.ones(model.heads + model.kv_heads, model.head_dim, dtype=torch.bfloat16, device=DEVICE)
+        angles = torch.arange(8192, device=DEVICE)[:, None] * torch.rand(model.head_dim // 2, device=DEVICE)
+        self.cos, self.sin = angles.cos(), angles.sin()
+        self.use(self.make)
+
+    def use(self, make: Any) -> None:
+        """Projections by another maker."""
+        self.layers = [
+            (
+                make.norm_linear(self.ones, 1e-6, qkv_weight, None), make.add_linear(out, None),
+                make.norm_gated(self.ones, 1e-6, gate_up, None), make.add_linear(down, None),
+            )
+            for qkv_weight, out, gate_up, down in self.raw
+        ]  # fmt: skip
+        self.head = make.norm_linear(self.ones, 1e-6, self.table, None)
+
+    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor, attend: Any, pools: Tensor, rows: Any) -> Any:
+        """Logits of some rows [rows, V]."""
+        model = self.model
+        h = activation.embedding(tokens, self.table)
+        for (project_qkv, out, gate_up, down), pool in zip(self.layers, pools, strict=True):
+            q = qkv.place_qkv(project_qkv(h), positions, slots, self.cos, self.sin, pool, model.heads, self.qk, 1e-6)
+            h = out(attend(q, pool, model.head_dim**-0.5), h)
+            h = down(gate_up(h), h)
+        return self.head(h if rows is None else h[rows])
 
 
-def tune_decode(bench: Bench, rows: int, context: int, quick: bool) -> DecodeConfig | None:
-    """The fastest of a small space: first how a tile is read, then how the line is cut."""
-    many = rows >= 16
-    start = DecodeConfig(64, 4, 3, 3 if many else 2, 4 if many else 1)
-    reads = [(32, 4, 3), (32, 4, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 4, 2), (128, 8, 2)]
-    cuts = [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (3, 4), (4, 4), (4, 8), (6, 4)]
-    candidates = [replace(start, tile=t, warps=w, stages=s) for t, w, s in (reads[3:4] if quick else reads)]
-    best = _fastest(bench, f"decode {rows}", candidates, lambda c: decode_calls([context] * rows, c))
-    if best is None:
-        return None
-    candidates = [best, *(replace(best, programs=p, least=least) for p, least in cuts)]
-    return _fastest(bench, f"decode {rows}", candidates, lambda c: decode_calls([context] * rows, c))
-
-
-def tune_prefill(bench: Bench, quick: bool) -> PrefillConfig | None:
-    space = [(128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2), (128, 64, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3),
-             (64, 128, 4, 2), (128, 32, 8, 4), (128, 64, 8, 4)]  # fmt: skip
-    candidates = [PrefillConfig(*entry) for entry in (space[:1] if quick else space)]
-    return _fastest(bench, "prefill", candidates, lambda c: prefill_calls(PREFILLS["8x2048"], c))
-
-
-def _fastest(bench: Bench, name: str, candidates: Sequence[Any], calls: Callable[[Any], Any]) -> Any:
-    best: tuple[float, Any] | None = None
-    for config in candidates:
-        span = bench.report.attempt(f"tune {name} {_words(config)}", lambda c=config: microseconds(calls(c)))
-        if span is None:
+def steps(bench: Bench, store: Store) -> None:
+    """Decode steps in a graph, with projections of cuBLAS and as tuned; a prefill step launched one by one."""
+    model = QWEN3
+    kinds = {"tuned": Linears(partial(linear_tuned, store)), "cublas": Linears(projecting.by_library)}
+    maker = Steps(model, kinds["tuned"])
+    maker.weights()
+    for rows, context in ((1, 512), (32, 1024), (128, 1024), (256, 1024)):
+        moved = model.weights * 2.0 + kv_bytes([context] * rows, model, torch.bfloat16) * model.layers
+        pools = bench.report.attempt(f"pool {rows} x {context}", partial(step_pools, model, rows, context))
+        if pools is None:
             continue
-        bench.report.tuned.append({"name": name, **asdict(config), "us": span})
-        if best is None or span < best[0]:
-            best = (span, config)
-    return None if best is None else best[1]
+        found: dict[str, Tensor] = {}
+        for name, make in kinds.items():
+            calls = partial(_step_calls, maker, make, store, (rows, context), pools, partial(found.__setitem__, name))
+            bench.time(f"step {name}", f"{rows} x {context}", calls, moved=moved)
+        if len(found) == 2:
+            pairs = [(found["tuned"], found["cublas"].float())]
+            # Two computations of 36 layers in bf16 differ by more than one kernel may.
+            bench.check(f"step {rows}, tuned against cublas", torch.bfloat16, partial(iter, pairs), 5e-2)
+        del pools
+        torch.cuda.empty_cache()
+    maker.use(kinds["cublas"])
+    for name, kind in (("triton", Attention), ("cudnn", cudnn.Attention)):
+        bench.report.attempt(f"prefill step {name}", partial(prefill_step, bench, maker, name, kind))
+
+
+def _step_calls(
+    maker: Steps, make: Any, store: Store, size: tuple[int, int], pools: Tensor, keep: Callable[[Tensor], None]
+) -> list[Callable[[], Any]]:
+    maker.use(make)
+    step = decode_step(maker, store, *size, pools)
+    keep(step()[0])
+    return [step]
+
+
+def step_pools(model: Model, rows: int, context: int) -> Tensor:
+    blocks = rows * (-(-context // model.block_size))
+    size = (model.layers, blocks, model.block_size, 2, model.kv_heads, model.head_dim)
+    return torch.empty(size, dtype=torch.bfloat16, device=DEVICE).normal_()
+
+
+def decode_step(maker: Steps, store: Store, rows: int, context: int, pools: Tensor) -> Callable[[], Any]:
+    model = maker.model
+    torch.manual_seed(rows)  # the same step whatever the projections
+    width = pools.shape[1] // rows
+    table = torch.randperm(pools.shape[1], device=DEVICE).int().view(rows, width)
+    workspace = Workspace.create(DEVICE, rows, model.heads, model.kv_heads, model.head_dim)
+    tokens = torch.randint(0, model.vocabulary, (rows,), device=DEVICE)
+    positions = torch.full((rows,), context - 1, device=DEVICE)
+    slots = table[:, (context - 1) // model.block_size].long() * model.block_size + (context - 1) % model.block_size
+    lengths = ints([context] * rows)
+    config = decode_tuned(store, rows)
+
+    def attend(q: Tensor, pool: Tensor, scale: float) -> Tensor:
+        return decode(q, pool, table, lengths, scale, workspace=workspace, config=config)
+
+    def step() -> tuple[Tensor, Tensor]:
+        logits = maker(tokens, positions, slots, attend, pools, None)
+        return logits, sampling.pick(logits)
+
+    return step
+
+
+def prefill_step(bench: Bench, maker: Steps, name: str, kind: Any) -> None:
+    model, count, length = maker.model, 8, 2048
+    pools = step_pools(model, count, length)
+    table = torch.randperm(pools.shape[1], device=DEVICE).view(count, -1)
+    places = torch.arange(length, device=DEVICE)
+    positions = places.repeat(count)
+    slots = (table[:, places // model.block_size] * model.block_size + places % model.block_size).flatten()
+    tokens = torch.randint(0, model.vocabulary, (count * length,), device=DEVICE)
+    last = torch.arange(1, count + 1, device=DEVICE) * length - 1
+    attend = kind(PagedBatch([0] * count, [length] * count, table, model.block_size))
+    spans = []
+    for _ in range(3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        sampling.pick(maker(tokens, positions, slots, attend, pools, last))
+        end.record()
+        end.synchronize()
+        spans.append(start.elapsed_time(end) * 1e3)
+    flops = 2.0 * (model.weights - model.vocabulary * model.hidden) * count * length
+    flops += prefill_flops([(0, length)] * count, model) * model.layers
+    rate = flops / min(spans) / 1e6
+    bench.report.timings.append(
+        {"name": f"step prefill {name}", "case": f"{count} x {length}", "us": min(spans), "tflops": rate,
+         "ceiling": MATMUL_TFLOPS, "share": rate / MATMUL_TFLOPS}
+    )  # fmt: skip
 
 
 # --- the run
 
+STAGES: Mapping[str, Callable[[Bench, Store], None]] = {
+    "checks": checks, "tune": tune, "steps": steps, "attention": attention, "linear": linear, "small": small,
+    "sample": sample,
+}  # fmt: skip
+
 
 def versions() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return {
         "device": properties.name,
         "multiprocessors": properties.multi_processor_count,
         "memory_gb": properties.total_memory / 1e9,
-        "driver": _driver(),
+        "driver": subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip(),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
@@ -615,57 +824,64 @@ def versions() -> dict[str, Any]:
     }
 
 
-def _driver() -> str:
-    import subprocess
-
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def table(report: Report) -> str:
-    lines = [f"{'kernel':24s} {'case':18s} {'us':>9s} {'rate':>14s} {'of ceiling':>10s}"]
+def table_of(report: Report) -> str:
+    lines = [f"{'kernel':20s} {'case':16s} {'us':>9s} {'rate':>13s} {'share':>6s}"]
     for row in report.timings:
         rate = f"{row['gbs']:.0f} GB/s" if "gbs" in row else f"{row['tflops']:.0f} TFLOP/s" if "tflops" in row else ""
         share = f"{row['share']:.0%}" if "share" in row else ""
-        lines.append(f"{row['name']:24s} {row['case']:18s} {row['us']:9.1f} {rate:>14s} {share:>10s}")
+        lines.append(f"{row['name']:20s} {row['case']:16s} {row['us']:9.1f} {rate:>13s} {share:>6s}")
     wrong = [check for check in report.checks if not check["good"]]
     lines.append(f"checks: {len(report.checks)} run, {len(wrong)} wrong; failures: {len(report.failures)}")
-    lines += [f"  wrong: {c['name']} {c['dtype']} {c['error']:.2e}" for c in wrong]
-    lines += [f"  failed: {f['name']}: {f['error']} ({f['at']})" for f in report.failures]
+    lines += [f"  wrong: {c['name']} {c['dtype']} {c['error']:.2e}" for c in wrong[:20]]
+    lines += [f"  failed: {f['name'][:60]}: {f['error'][:120]} ({f['at']})" for f in report.failures[:20]]
     return "\n".join(lines)
+
+
+def run_stage(name: str, out: Path) -> None:
+    """In a process of its own: what it finds is written even if it is cut short."""
+    report = Report(path=out / f"stage-{name}.json")
+    store = Store(torch.cuda.get_device_properties(0).name, folder=out)
+    report.attempt(f"stage {name}", partial(STAGES[name], Bench(report), store))
+
+
+def run_all(stages: Sequence[str], out: Path, limit: float) -> Report:
+    report, started = Report(), time.perf_counter()
+    for name in stages:
+        spent = time.perf_counter() - started
+        if spent > limit - 15:
+            report.failures.append({"name": name, "error": "no time left", "at": "run_all"})
+            continue
+        print(f"[{spent:5.0f} s] {name}", flush=True)
+        command = [sys.executable, __file__, "--out", str(out), "--stage", name]
+        found = out / f"stage-{name}.json"
+        found.unlink(missing_ok=True)
+        try:
+            code = subprocess.run(command, check=False, timeout=limit - spent).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+        if found.is_file():
+            report.absorb(json.loads(found.read_text()))
+        if code:
+            why = "cut short by the limit" if code == -1 else f"ended with code {code}"
+            report.failures.append({"name": f"stage {name}", "error": why, "at": "run_all"})
+        result = {"versions": versions(), **report.found()}
+        (out / "gpu_kernels.json").write_text(json.dumps(result, indent=1, default=str))
+    print(f"[{time.perf_counter() - started:5.0f} s] done")
+    return report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for gpu_kernels.json")
-    parser.add_argument("--quick", action="store_true", help="fewer shapes and no tuning to speak of")
+    parser.add_argument("--out", type=Path, required=True, help="folder for gpu_kernels.json and tuned configs")
+    parser.add_argument("--stages", default=",".join(STAGES), help=f"of {', '.join(STAGES)}")
+    parser.add_argument("--limit", type=float, default=290.0, help="seconds after which no stage goes on")
+    parser.add_argument("--stage", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    report, started = Report(), time.perf_counter()
-    bench = Bench(report)
-
-    def stage(name: str) -> None:
-        print(f"[{time.perf_counter() - started:5.0f} s] {name}", flush=True)
-
-    stage("checks")
-    check_all(bench, options.quick)
-    stage("tuning")
-    decodes: dict[int, DecodeConfig] = {}
-    for rows, context in ((1, 1024), (8, 1024), (32, 1024), (128, 1024), (256, 1024)):
-        if (best := tune_decode(bench, rows, context, options.quick)) is not None:
-            decodes[rows] = best
-            print(f"  decode {rows}: {_words(best)}", flush=True)
-    prefills = tune_prefill(bench, options.quick)
-    print(f"  prefill: {prefills}", flush=True)
-    stage("timing")
-    time_attention(bench, decodes, prefills)
-    time_small(bench)
-    time_sampling(bench)
-    time_library(bench)
-    stage("done")
-    result = {"versions": versions(), **asdict(report)}
-    (options.out / "gpu_kernels.json").write_text(json.dumps(result, indent=1, default=str))
-    print(table(report))
+    if options.stage:
+        run_stage(options.stage, options.out)
+        return
+    print(table_of(run_all(options.stages.split(","), options.out, options.limit)))
 
 
 if __name__ == "__main__":

@@ -4,18 +4,22 @@ Flash-decoding (Dao et al. 2023) with the work cut as in Stream-K (Osama et al. 
 form one line, and every program takes an equal share of it, whatever the contexts are. The grid knows the machine
 only, so one captured graph serves any contexts. It knows no sequence, no step and no other layer.
 """
-# ruff: noqa: C901, SIM108 - arguments of kernels have Triton's types, which no annotation can say
+# ruff: noqa: C901, SIM108 - a kernel is one function, and its branches are resolved by the compiler
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import LOG2E, multiprocessors, power_of_two, require, upcasts
+from kernels import autotune
+from kernels.autotune import Bucket
+from kernels.triton.launch import LOG2E, multiprocessors, power_of_two, require, store, upcasts
 from kernels.triton.pages import MOST_ROWS, check
 
 MOST_PROGRAMS = 8
@@ -34,6 +38,12 @@ class DecodeConfig:
     """Programs a multiprocessor is given."""
     least: int
     """Tiles below which a program's share is not cut: each cut costs a partial result."""
+
+    def __post_init__(self) -> None:
+        if any(size & (size - 1) or size < 1 for size in (self.tile, self.warps)):
+            raise ValueError(f"tile={self.tile}, warps={self.warps}: not powers of two")
+        if not (1 <= self.programs <= MOST_PROGRAMS and 1 <= self.stages <= 8 and self.least >= 1):
+            raise ValueError(f"programs={self.programs}, stages={self.stages}, least={self.least}: out of range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,27 @@ def decode_config(dtype: torch.dtype, head_dim: int, rows: int) -> DecodeConfig:
     return DecodeConfig(tile=tile, warps=4, stages=3, programs=2 if rows < 16 else 3, least=1 if rows < 16 else 4)
 
 
+def bucket(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, rows: int) -> Bucket:
+    """What a config is found for."""
+    name = str(dtype).removeprefix("torch.")
+    return Bucket("decode", name, f"h{heads}k{kv_heads}d{head_dim}", power_of_two(max(rows, 1)))
+
+
+@cache
+def configured(
+    dtype: torch.dtype, device: torch.device, heads: int, kv_heads: int, head_dim: int, rows: int
+) -> DecodeConfig:
+    """The tuned config for these sizes, or the default."""
+    key = bucket(dtype, heads, kv_heads, head_dim, rows)
+    tuned = None if (known := store(device)) is None else known.best(DecodeConfig, key, source())
+    return tuned or decode_config(dtype, head_dim, rows)
+
+
+@cache
+def source() -> str:
+    return autotune.fingerprint(Path(__file__))
+
+
 def decode(
     q: Tensor,
     pool: Tensor,
@@ -90,7 +121,7 @@ def decode(
     rows, heads, head_dim = q.shape
     kv_heads, group = pool.shape[3], heads // pool.shape[3]
     out = q.new_empty(rows, heads * head_dim) if out is None else out
-    config = config or decode_config(q.dtype, head_dim, rows)
+    config = config or configured(q.dtype, q.device, heads, kv_heads, head_dim, rows)
     workspace = workspace or Workspace.create(q.device, rows, heads, kv_heads, head_dim)
     programs = config.programs * multiprocessors(q.device)
     _check_workspace(workspace, programs, rows * kv_heads, group * head_dim)

@@ -8,6 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.autotune import Store
+
 INTERPRETED_SMS = 3
 """Stands for the number of multiprocessors under the interpreter: programs run one after another there."""
 
@@ -25,6 +27,12 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return INTERPRETED_SMS
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def store(device: torch.device) -> Store | None:
+    """The tuned configs of a device; none of the interpreter's."""
+    return Store(torch.cuda.get_device_properties(device).name) if device.type == "cuda" else None
 
 
 def upcasts(dtype: torch.dtype) -> bool:

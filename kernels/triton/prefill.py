@@ -7,13 +7,17 @@ all of them. It knows no sequence, no step and no other layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import LOG2E, power_of_two, require, upcasts
+from kernels import autotune
+from kernels.autotune import Bucket
+from kernels.triton.launch import LOG2E, power_of_two, require, store, upcasts
 from kernels.triton.pages import MOST_ROWS, check
 
 
@@ -24,8 +28,15 @@ class PrefillConfig:
     rows: int
     """Query rows of a tile: tokens times the query heads of one KV head."""
     tile: int
+    """Tokens of KV a program reads at once."""
     warps: int
     stages: int
+
+    def __post_init__(self) -> None:
+        if any(size & (size - 1) or size < 1 for size in (self.rows, self.tile, self.warps)):
+            raise ValueError(f"rows={self.rows}, tile={self.tile}, warps={self.warps}: not powers of two")
+        if not 1 <= self.stages <= 8:
+            raise ValueError(f"stages={self.stages}: out of range")
 
 
 def prefill_config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
@@ -35,6 +46,24 @@ def prefill_config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
     if head_dim <= 64:
         return PrefillConfig(128, 128, 8, 3)
     return PrefillConfig(128, 64, 8, 3) if head_dim <= 128 else PrefillConfig(64, 32, 4, 2)
+
+
+def bucket(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> Bucket:
+    """What a config is found for."""
+    return Bucket("prefill", str(dtype).removeprefix("torch."), f"h{heads}k{kv_heads}d{head_dim}", 1)
+
+
+@cache
+def configured(dtype: torch.dtype, device: torch.device, heads: int, kv_heads: int, head_dim: int) -> PrefillConfig:
+    """The tuned config for these sizes, or the default."""
+    key = bucket(dtype, heads, kv_heads, head_dim)
+    tuned = None if (known := store(device)) is None else known.best(PrefillConfig, key, source())
+    return tuned or prefill_config(dtype, head_dim)
+
+
+@cache
+def source() -> str:
+    return autotune.fingerprint(Path(__file__))
 
 
 def prefill(
@@ -65,7 +94,7 @@ def prefill(
     slices = len(contexts)
     require(len(offsets) == slices + 1 and offsets.dtype == torch.int32, "prefill: offsets must be int32 [slices + 1]")
     require(slices <= MOST_ROWS, f"prefill: {slices} slices, at most {MOST_ROWS}")
-    config = config or prefill_config(q.dtype, head_dim)
+    config = config or configured(q.dtype, q.device, heads, kv_heads, head_dim)
     together = tile_tokens(config, group)
     tiles = (len(q) if tokens is None else tokens) // together + slices
     _prefill[(kv_heads, tiles)](

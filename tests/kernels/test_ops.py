@@ -170,3 +170,23 @@ def test_unavailable_choices_name_the_available_ones():
         select("cuda", {"attention": "cpu"})
     with pytest.raises(ValueError, match=r"kernels.attn: no such operation; there are rms_norm, "):
         select("cpu", {"attn": "cpu"})
+
+
+# --- projections with what is around them
+
+
+@pytest.mark.parametrize("name", others("norm_linear"))
+@pytest.mark.parametrize("biased", [False, True])
+def test_projections_with_norm_gate_and_residual(name, biased):
+    norm, weight, x, residual = torch.randn(64), torch.randn(48, 64), torch.randn(5, 64), torch.randn(5, 48)
+    bias = torch.randn(48) if biased else None
+    ops = select(choices=dict.fromkeys(("norm_linear", "norm_gated", "add_linear"), name))
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    plain = REFERENCE.linear(weight, bias)
+    normed = plain(REFERENCE.rms_norm(x, norm, 1e-6))
+    torch.testing.assert_close(ops.norm_linear(norm, 1e-6, weight, bias)(x), normed, **near)
+    torch.testing.assert_close(ops.norm_gated(norm, 1e-6, weight, bias)(x), REFERENCE.silu_mul(normed), **near)
+    total = residual + plain(x)
+    out = ops.add_linear(weight, bias)(x, residual)
+    torch.testing.assert_close(out, total, **near)
+    assert out is residual
