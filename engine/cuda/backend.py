@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from engine.backend import longest_sequence
-from engine.cuda.forward import Forward, pack_decodes, pack_mixed
+from engine.cuda.forward import Forward, least_shape, pack
 from engine.cuda.graphs import Graphs
 from engine.cuda.memory import GRAPHS, Memory, fitting_blocks
 from engine.cuda.parcel import Parcel, Parcels
-from engine.cuda.residents import Resident, Residents, Sampled
+from engine.cuda.residents import Residents, Sampled
 from engine.cuda.state import SlotState, Words
 from engine.cuda.swap import Swap
 from engine.cuda.timeline import Clock, CudaTimeline, Mark, Timeline
-from engine.cuda.warmup import WARM_SLICES, idle_step, measured, run_idle
+from engine.cuda.warmup import WARM_SLICES, measured, run_idle
 from engine.errors import EngineError, StepFailed
 from engine.kv import KvPool, block_bytes
 from engine.models.decoder import Decoder
@@ -74,9 +74,9 @@ class CudaBackend:
     """One rank on one GPU.
 
     `blocks` is the KV pool's size; None takes what `memory_utilization` of the device's memory leaves beside the
-    weights, one step's activations and the graphs. `graphs`: decode-only steps as captured CUDA graphs. Lanes of
-    slices run one after another, copies beside them. The clock starts at the first `now()` or `launch`, after kernels
-    were compiled and graphs captured.
+    weights, one step's activations and the graphs. `graphs`: small steps as captured CUDA graphs. Lanes of slices run
+    one after another, copies beside them. The clock starts at the first `now()` or `launch`, when kernels have been
+    compiled and graphs captured.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class CudaBackend:
         self._pool = KvPool(model.shape, self.spec.blocks, block_size, model.dtype, model.device)
         self._swap = Swap(self._pool, host_blocks, self._timeline.pinned) if host_blocks else None
         self._forward = Forward(model, self._state, self._pool)
-        self._graphs = Graphs(self._forward.decode, max_seqs, self._state.scratch, self._timeline) if graphs else None
+        self._graphs = Graphs(self._forward, max_seqs, self._state.scratch, self._timeline) if graphs else None
         self._graph_bytes = 0
         self._parcels = Parcels(self._timeline, max(max_seqs, max_tokens))
         self._residents = Residents(self._state, model.shape.vocabulary, model.config.eos)
@@ -127,10 +127,10 @@ class CudaBackend:
 
     def start(self) -> None:
         """Compile kernels, capture graphs and set the clock to 0. Not while steps are in flight."""
-        scratch, most = self._state.scratch, min(self.spec.max_seqs, self.spec.max_tokens // 2)
+        most = max(min(self.spec.max_seqs, self.spec.max_tokens // 2), 1)
         with self._timeline.computing():
-            for slices in (size for size in WARM_SLICES if size <= max(most, 1)):
-                run_idle(self._forward, idle_step(slices, 2, 1, scratch), self._model.device)
+            for slices in (size for size in WARM_SLICES if size <= most):
+                run_idle(self._forward, self._state, slices, 2, 1, self._model.device)
         if self._graphs is not None:
             before = _reserved(self._model.device)
             self._graphs.capture_all(draws=False)
@@ -183,49 +183,32 @@ class CudaBackend:
     def _compute(self, step: Step, lane: str, parts: Iterable[Slice], launched: float) -> None:
         began, parts = perf_counter(), list(parts)
         placed = self._residents.place(parts)
-        size = self._graph_size(parts)
+        draws = any(resident.draws for resident in placed)
+        graph = None if self._graphs is None else self._graphs.shape(parts)
+        shape = graph or least_shape(parts)
+        numbers, sampled = pack(placed, parts, shape, self._state.scratch)
         parcel = self._parcels.take()
         with self._timeline.computing():
-            if size is None:
-                begun, sampled, ids = self._mixed(placed, parts, parcel)
+            packed, begun = self._send(parcel, numbers)
+            if graph is None or self._graphs is None:
+                ids = self._forward(packed, shape, draws)
             else:
-                begun, sampled, ids = self._decode(placed, parts, parcel, size)
-            parcel.answers[: len(ids)].copy_(ids, non_blocking=True)
+                ids = self._graphs.run(packed, shape, draws)
+            count = len(sampled.positions)
+            parcel.answers[:count].copy_(ids[:count], non_blocking=True)
             ended = self._timeline.mark()
         host = perf_counter() - began
         self._computing.flights.append(
             Flight(step.id, lane, launched, begun, ended, host, self._residents.order, sampled, parcel)
         )
 
-    def _graph_size(self, parts: list[Slice]) -> int | None:
-        """The graph for a batch that is nothing but decodes; None for others."""
-        if self._graphs is None or any(part.length > 1 or not part.samples for part in parts):
-            return None
-        return self._graphs.size(len(parts))
-
-    def _decode(
-        self, placed: list[Resident], parts: list[Slice], parcel: Parcel, size: int
-    ) -> tuple[Mark, Sampled, Tensor]:
-        assert self._graphs is not None
-        packed = pack_decodes(placed, parts, size, self._state.scratch)
-        (rows,), begun = self._send(parcel, packed)
-        ids = self._graphs.run(rows, _draws(placed))
-        positions = packed[size : size + len(parts)].tolist()
-        return begun, Sampled(placed, positions), ids[: len(parts)]
-
-    def _mixed(self, placed: list[Resident], parts: list[Slice], parcel: Parcel) -> tuple[Mark, Sampled, Tensor]:
-        mixed = pack_mixed(placed, parts, self._state.scratch)
-        numbers, begun = self._send(parcel, *mixed.packed)
-        ids = self._forward.mixed(mixed.decodes, numbers, _draws(placed))
-        return begun, mixed.sampled, ids
-
-    def _send(self, parcel: Parcel, *parts: Words) -> tuple[list[Tensor], Mark]:
-        """Upload a batch's numbers with what else is new, and bring the state up to date."""
-        *numbers, places, words = parcel.send([*parts, *self._residents.news()])
+    def _send(self, parcel: Parcel, numbers: Words) -> tuple[Tensor, Mark]:
+        """Upload a batch with what else is new, and bring the state up to date."""
+        packed, places, words = parcel.send([numbers, *self._residents.news()])
         begun = self._timeline.mark()
         if len(places):
             self._state.write(places, words)
-        return numbers, begun
+        return packed, begun
 
     def _copy(self, step: Step, lane: str, launched: float) -> None:
         began = perf_counter()
@@ -323,11 +306,10 @@ class CudaBackend:
 
     def _measure(self) -> int:
         """Bytes of one step's activations, by a step for nobody."""
-        model, spec, scratch = self._model, self.spec, self._state.scratch
-        pool = KvPool(model.shape, 1, spec.block_size, model.dtype, model.device)
-        forward = Forward(model, self._state, pool)
+        model, spec = self._model, self.spec
+        forward = Forward(model, self._state, KvPool(model.shape, 1, spec.block_size, model.dtype, model.device))
         with self._timeline.computing():
-            return measured(forward, spec.max_tokens, spec.max_length, spec.max_seqs, scratch, model.device)
+            return measured(forward, self._state, spec.max_tokens, spec.max_length, spec.max_seqs, model.device)
 
     def _fitting(self, utilization: float, reserved: int) -> int:
         """Blocks that fit, and no more than could ever be used."""
@@ -336,10 +318,6 @@ class CudaBackend:
         return min(
             fitting_blocks(free, total, utilization, reserved, block), spec.max_seqs * spec.blocks_for(spec.max_length)
         )
-
-
-def _draws(placed: list[Resident]) -> bool:
-    return any(resident.draws for resident in placed)
 
 
 def _reserved(device: torch.device) -> int:

@@ -1,12 +1,12 @@
 """From numbers on the device to sampled tokens on the device: one pass of the model, with nothing read back.
 
-The same for a captured graph, whose rows are padded to a bucket, and for a step of any shape.
+The same for a captured graph, whose batches are padded to a shape in a list, and for a step of any shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -21,87 +21,107 @@ from kernels.batch import DeviceBatch
 from playground.core import Slice
 
 ROWS = 8
-"""Decode rows of a mixed step are a multiple of this: what follows them in memory is aligned then."""
+"""Decode rows are a multiple of this beside prefills: what follows them in memory is aligned then."""
 
 SLICES = (16, 64, 256)
 """Prefill slices of a step are padded to one of these: kernels are compiled for each number in a bucket."""
 
 
-class Packed(NamedTuple):
-    """A mixed step as numbers: decode rows first, then the tokens of the prefills, padding between and after."""
+class Shape(NamedTuple):
+    """How many of everything a batch has, padding included: decode rows come first, then the tokens of prefills."""
 
-    row_slots: Words
-    """Of each token, [T]."""
-    positions: Words
-    """Of each token in its sequence, [T]; -1 is padding."""
-    slots: Words
-    """Of each decode row, then of each prefill slice, [S]."""
-    contexts: Words
-    """Tokens that the last query of each of these sees, [S]; 0 is padding."""
-    offsets: Words
-    """First token of each prefill slice and the end of the last; empty if there are none."""
-    rows: Words
-    """Tokens whose successor is wanted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mixed:
-    """A step of any shape: its numbers, and whose tokens it samples, in order."""
-
-    packed: Packed
     decodes: int
-    sampled: Sampled
+    tokens: int = 0
+    """Of all prefills."""
+    slices: int = 0
+    """Prefills."""
+    rows: int | None = None
+    """Tokens whose successor is wanted; None: there is nothing but decodes, and all of them sample."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the parts of a packed batch, see `pack`."""
+        if self.rows is None:
+            return [self.decodes] * 2
+        tokens, slices = self.decodes + self.tokens, self.decodes + self.slices
+        return [tokens, tokens, slices, slices, self.slices and self.slices + 1, self.rows]
 
 
-def pack_decodes(placed: Sequence[Resident], parts: Sequence[Slice], size: int, scratch: int) -> Words:
-    """Slots, then contexts, of slices of one token: [2 * size], padded with rows that belong to nobody."""
-    rows = np.zeros((2, size), dtype=np.int64)
-    count = len(parts)
-    rows[0, :count] = slots_of(placed)
-    rows[0, count:] = scratch
-    rows[1, :count] = [part.start for part in parts]
-    rows[1, :count] += 1
-    return rows.reshape(-1)
+def nothing_but_decodes(parts: Sequence[Slice]) -> bool:
+    """Whether every slice is one token that samples."""
+    return all(part.length == 1 and part.samples for part in parts)
 
 
-def pack_mixed(placed: Sequence[Resident], parts: Sequence[Slice], scratch: int) -> Mixed:
-    """Any slices; those of one token become decode rows, whatever they are."""
-    order = sorted(range(len(parts)), key=lambda index: parts[index].length > 1)
-    parts, placed = [parts[index] for index in order], [placed[index] for index in order]
-    lengths = np.array([part.length for part in parts], dtype=np.int64)
-    starts = np.array([part.start for part in parts], dtype=np.int64)
-    slots = np.array(slots_of(placed), dtype=np.int64)
-    singles = int(np.count_nonzero(lengths == 1))
-    idle = -singles % ROWS
-    decodes = singles + idle
-    # Token i of the batch is at position i - edge + start of its slice.
-    edges = np.cumsum((decodes, *lengths[singles:]))
-    empty = padded_slices(len(parts) - singles) - (len(parts) - singles)
-    positions = np.repeat(starts[singles:] - edges[:-1], lengths[singles:]) + np.arange(decodes, edges[-1])
-    last = np.concatenate((np.arange(singles), edges[1:] - 1))
-    samples = np.array([part.samples for part in parts], dtype=bool)
-    nobody = np.full(idle, scratch)
-    packed = Packed(
-        row_slots=np.concatenate((slots[:singles], nobody, np.repeat(slots[singles:], lengths[singles:]))),
-        positions=np.concatenate((starts[:singles], np.full(idle, -1), positions)),
-        slots=np.concatenate((slots[:singles], nobody, slots[singles:], np.full(empty, scratch))),
-        contexts=np.concatenate(
-            (_padded((starts + lengths)[:singles], idle), _padded((starts + lengths)[singles:], empty))
-        ),
-        offsets=np.concatenate((edges, np.full(empty, edges[-1]))) if len(parts) > singles else edges[:0],
-        rows=last[samples],
+def least_shape(parts: Sequence[Slice]) -> Shape:
+    """The shape with as little padding as kernels need."""
+    if nothing_but_decodes(parts):
+        return Shape(len(parts))
+    lengths = [part.length for part in parts]
+    singles = lengths.count(1)
+    return Shape(
+        decodes=singles + -singles % ROWS,
+        tokens=sum(lengths) - singles,
+        slices=_padded_slices(len(parts) - singles),
+        rows=sum(part.samples for part in parts),
     )
-    owners = [resident for resident, part in zip(placed, parts, strict=True) if part.samples]
-    return Mixed(packed, decodes, Sampled(owners, (starts + lengths)[samples].tolist()))
 
 
-def padded_slices(count: int) -> int:
+def _padded_slices(count: int) -> int:
     """As many slices as the next bucket has; none stay none."""
     return count and next((size for size in SLICES if size >= count), count)
 
 
-def _padded(values: Words, more: int) -> Words:
-    return np.concatenate((values, np.zeros(more, dtype=np.int64)))
+def pack(placed: Sequence[Resident], parts: Sequence[Slice], shape: Shape, scratch: int) -> tuple[Words, Sampled]:
+    """A batch as numbers in a row, and whose tokens it samples. Rows of padding are the scratch slot's.
+
+    Of decodes only: slots, and contexts (how many tokens are seen; 0 is padding). Of others: slot and position (-1 is
+    padding) of every token; slot and context of every decode row and prefill; where each prefill begins in the batch,
+    and the end of the last; the tokens whose successor is wanted.
+    """
+    packed = np.empty(sum(shape.sizes), dtype=np.int64)
+    views = np.split(packed, list(accumulate(shape.sizes))[:-1])
+    fill = _fill_decodes if shape.rows is None else _fill_mixed
+    return packed, fill(views, placed, parts, shape, scratch)
+
+
+def _fill_decodes(
+    views: list[Words], placed: Sequence[Resident], parts: Sequence[Slice], shape: Shape, scratch: int
+) -> Sampled:
+    (slots, contexts), count = views, len(parts)
+    slots[:count], slots[count:] = slots_of(placed), scratch
+    contexts[:count], contexts[count:] = [part.start for part in parts], 0
+    contexts[:count] += 1
+    return Sampled(list(placed), contexts[:count].tolist())
+
+
+def _fill_mixed(
+    views: list[Words], placed: Sequence[Resident], parts: Sequence[Slice], shape: Shape, scratch: int
+) -> Sampled:
+    """Slices of one token become decode rows, whatever they are."""
+    token_slots, positions, slots, contexts, offsets, rows = views
+    order = sorted(range(len(parts)), key=lambda index: parts[index].length > 1)
+    parts, placed = [parts[index] for index in order], [placed[index] for index in order]
+    owners, starts, lengths = (
+        np.array(values, dtype=np.int64)
+        for values in (slots_of(placed), [part.start for part in parts], [part.length for part in parts])
+    )
+    first, singles = shape.decodes, int(np.count_nonzero(lengths == 1))
+    edges = np.cumsum((first, *lengths[singles:]))
+    token_slots[:] = slots[:] = scratch
+    positions[:], contexts[:], offsets[:], rows[:] = -1, 0, edges[-1], len(positions) - 1
+    end, prefills = edges[-1], slice(first, first + len(parts) - singles)
+    token_slots[:singles] = slots[:singles] = owners[:singles]
+    positions[:singles], contexts[:singles] = starts[:singles], starts[:singles] + 1
+    token_slots[first:end] = np.repeat(owners[singles:], lengths[singles:])
+    # Token i of the batch is at position i - edge + start of its slice.
+    positions[first:end] = np.repeat(starts[singles:] - edges[:-1], lengths[singles:]) + np.arange(first, end)
+    slots[prefills], contexts[prefills] = owners[singles:], starts[singles:] + lengths[singles:]
+    offsets[: len(edges)] = edges[: len(offsets)]
+    samples = np.array([part.samples for part in parts], dtype=bool)
+    last = np.concatenate((np.arange(singles), edges[1:] - 1))[samples]
+    rows[: len(last)] = last
+    sampling = [resident for resident, part in zip(placed, parts, strict=True) if part.samples]
+    return Sampled(sampling, (starts + lengths)[samples].tolist())
 
 
 class Forward:
@@ -113,28 +133,28 @@ class Forward:
         self._pool = pool
 
     @torch.inference_mode()
-    def decode(self, rows: Tensor, draws: bool) -> Tensor:
-        """One token for every row: slots, then contexts, [2 * R] int64 -> ids [R]. Nothing depends on the host."""
-        slots, contexts = rows.view(2, -1).unbind(0)
-        batch = DeviceBatch(
-            decodes=len(slots), contexts=contexts.int(), tables=self._state.tables.index_select(0, slots)
-        )
+    def __call__(self, packed: Tensor, shape: Shape, draws: bool) -> Tensor:
+        """Ids of the wanted rows, of a batch that `pack` packed; `draws`: some of them are not the likeliest."""
+        run = self._decode if shape.rows is None else self._mixed
+        return run(packed.split(shape.sizes), shape, draws)
+
+    def _decode(self, parts: tuple[Tensor, ...], shape: Shape, draws: bool) -> Tensor:
+        slots, contexts = parts
+        batch = DeviceBatch(shape.decodes, contexts.int(), self._state.tables.index_select(0, slots))
         logits = self._logits(slots, contexts - 1, None, batch)
         return self._pick(logits, slots, contexts, draws)
 
-    @torch.inference_mode()
-    def mixed(self, decodes: int, numbers: list[Tensor], draws: bool) -> Tensor:
-        """Ids of the wanted rows; `numbers` are those of `Packed`, on the device."""
-        row_slots, positions, slots, contexts, offsets, rows = numbers
+    def _mixed(self, parts: tuple[Tensor, ...], shape: Shape, draws: bool) -> Tensor:
+        token_slots, positions, slots, contexts, offsets, rows = parts
         batch = DeviceBatch(
-            decodes=decodes,
+            decodes=shape.decodes,
             contexts=contexts.int(),
             tables=self._state.tables.index_select(0, slots),
-            offsets=offsets.int() if len(offsets) else None,
-            tokens=len(positions) - decodes,
+            offsets=offsets.int() if shape.slices else None,
+            tokens=shape.tokens,
         )
-        logits = self._logits(row_slots, positions, rows, batch)
-        return self._pick(logits, row_slots.index_select(0, rows), positions.index_select(0, rows) + 1, draws)
+        logits = self._logits(token_slots, positions, rows, batch)
+        return self._pick(logits, token_slots.index_select(0, rows), positions.index_select(0, rows) + 1, draws)
 
     def _logits(self, slots: Tensor, positions: Tensor, rows: Tensor | None, batch: DeviceBatch) -> Tensor:
         state, real = self._state, positions.clamp(min=0)
@@ -142,6 +162,6 @@ class Forward:
         return self._model(Inputs(state.tokens(slots, real), real, places, rows, batch), self._pool)
 
     def _pick(self, logits: Tensor, slots: Tensor, positions: Tensor, draws: bool) -> Tensor:
-        ids = self._model.ops.pick(logits, self._state.sampling(slots, positions) if draws else None)
+        ids: Tensor = self._model.ops.pick(logits, self._state.sampling(slots, positions) if draws else None)
         self._state.store(slots, positions, ids)
         return ids

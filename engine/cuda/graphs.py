@@ -1,58 +1,115 @@
-"""Decode steps as captured graphs, one for each size of batch in a list; smaller batches are padded to the next."""
+"""Small steps as captured graphs, one for each shape in a list; smaller batches are padded to the next.
+
+What a graph saves is the host's time for hundreds of launches, which a step of many tokens hides anyway.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from engine.cuda.forward import SLICES, Shape, nothing_but_decodes
 from engine.cuda.timeline import Timeline, Work
+from playground.core import Slice
+
+TOKENS = (80, 144, 272, 528)
+"""Prefill tokens of mixed steps: common chunks, and a token more for those whose successor nobody wants."""
 
 
-def buckets(most: int) -> tuple[int, ...]:
+def decode_sizes(most: int) -> tuple[int, ...]:
     """Sizes of batches up to `most`: fine steps where a row more costs time, coarse ones beyond."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(288, 513, 32), *range(640, most + 128, 128)]
     return (*(size for size in sizes if size < most), most)
 
 
-class Graphs:
-    """Captured decodes by size and kind; what was not captured at the start is captured on first use."""
+def mixed_sizes(most: int) -> tuple[int, ...]:
+    """Decode rows beside prefills: multiples of 8, see `forward.ROWS`."""
+    most += -most % 8
+    return (*(size for size in (8, 32, 64, 128, 192, 256, 384, 512, 768) if size < most), most)
 
-    def __init__(self, decode: Callable[[Tensor, bool], Tensor], most: int, scratch: int, timeline: Timeline) -> None:
-        self._decode = decode
+
+class Graphs:
+    """Captured steps by shape and kind; what was not captured at the start is captured on first use."""
+
+    def __init__(
+        self,
+        forward: Callable[[Tensor, Shape, bool], Tensor],
+        most: int,
+        scratch: int,
+        timeline: Timeline,
+        tokens: Sequence[int] = TOKENS,
+    ) -> None:
+        self._forward = forward
         self._scratch = scratch
         self._timeline = timeline
-        self.sizes = buckets(most)
-        self._rows = torch.zeros(2 * most, dtype=torch.int64, device=timeline.device)
-        """Where all graphs read their rows: one runs at a time."""
-        self._captured: dict[tuple[int, bool], Work] = {}
+        self._decodes = decode_sizes(most)
+        self._mixed = mixed_sizes(most)
+        self._tokens = tuple(tokens)
+        largest = max(sum(shape.sizes) for shape in self.shapes())
+        self._packed = torch.zeros(largest, dtype=torch.int64, device=timeline.device)
+        """Where all graphs read their batch: one runs at a time."""
+        self._captured: dict[tuple[Shape, bool], Work] = {}
 
     def __len__(self) -> int:
         return len(self._captured)
 
-    def size(self, rows: int) -> int | None:
-        """The size that so many rows are padded to; None if they are too many."""
-        index = bisect_left(self.sizes, rows)
-        return self.sizes[index] if index < len(self.sizes) else None
+    def shapes(self) -> Iterator[Shape]:
+        """All that can be captured, the largest of each kind first."""
+        for tokens in reversed(self._tokens):
+            for decodes in reversed(self._mixed):
+                yield _mixed_shape(decodes, tokens)
+        for decodes in reversed(self._decodes):
+            yield Shape(decodes)
+
+    def shape(self, parts: Sequence[Slice]) -> Shape | None:
+        """The shape that these slices are padded to; None if they are too many."""
+        if nothing_but_decodes(parts):
+            decodes = _next(self._decodes, len(parts))
+            return None if decodes is None else Shape(decodes)
+        lengths = [part.length for part in parts]
+        singles = lengths.count(1)
+        rows = _next(self._mixed, singles)
+        tokens = _next(self._tokens, sum(lengths) - singles + 1)
+        if rows is None or tokens is None or len(parts) - singles > SLICES[0]:
+            return None
+        return _mixed_shape(rows, tokens)
 
     def capture_all(self, draws: bool) -> None:
         """The largest first: the smaller ones find room in the memory that it left."""
-        for size in reversed(self.sizes):
-            self._graph(size, draws)
+        for shape in self.shapes():
+            self._graph(shape, draws)
 
-    def run(self, rows: Tensor, draws: bool) -> Tensor:
-        """Queue a decode of padded rows [2 * size] -> ids [size], good until the next run."""
-        replay = self._graph(len(rows) // 2, draws)
-        self._rows[: len(rows)].copy_(rows)
+    def run(self, packed: Tensor, shape: Shape, draws: bool) -> Tensor:
+        """Queue a batch that was packed to a graph's shape -> ids of its rows, good until the next run."""
+        replay = self._graph(shape, draws)
+        self._packed[: len(packed)].copy_(packed)
         return replay()
 
-    def _graph(self, size: int, draws: bool) -> Work:
-        if (size, draws) not in self._captured:
-            rows = self._rows[: 2 * size]
+    def _graph(self, shape: Shape, draws: bool) -> Work:
+        if (shape, draws) not in self._captured:
+            packed = self._packed[: sum(shape.sizes)]
             # Capturing runs the work, too: for nobody, since other rows' blocks may belong to others by now.
-            rows[:size] = self._scratch
-            rows[size:] = 0
-            self._captured[size, draws] = self._timeline.capture(lambda: self._decode(rows, draws))
-        return self._captured[size, draws]
+            packed.copy_(idle(shape, self._scratch))
+            self._captured[shape, draws] = self._timeline.capture(lambda: self._forward(packed, shape, draws))
+        return self._captured[shape, draws]
+
+
+def idle(shape: Shape, scratch: int) -> Tensor:
+    """A packed batch that is all padding."""
+    if shape.rows is None:
+        fills = [scratch, 0]
+    else:
+        fills = [scratch, -1, scratch, 0, shape.decodes, shape.decodes + shape.tokens - 1]
+    return torch.cat([torch.full((size,), fill) for size, fill in zip(shape.sizes, fills, strict=True)])
+
+
+def _mixed_shape(decodes: int, tokens: int) -> Shape:
+    return Shape(decodes, tokens, SLICES[0], decodes + SLICES[0])
+
+
+def _next(sizes: Sequence[int], count: int) -> int | None:
+    index = bisect_left(sizes, count)
+    return sizes[index] if index < len(sizes) else None

@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from engine.cuda.forward import Forward, Packed, padded_slices
-from engine.cuda.state import Words
+from engine.cuda.forward import ROWS, Forward, least_shape, pack
+from engine.cuda.residents import Resident
+from engine.cuda.state import SlotState
 from engine.errors import EngineError
+from engine.sequence import Sequence as Text
+from playground.core import Request, Slice
 
 WARM_SLICES = (1, 32)
-"""Numbers of prefill slices whose kernels are compiled before a run: one of each bucket that steps commonly have."""
+"""Numbers of prefills whose kernels are compiled before a run: one of each bucket that steps commonly have."""
 
 
-def idle_step(slices: int, length: int, rows: int, scratch: int) -> Packed:
-    """Prefills of `length` tokens each, `rows` of whose tokens are sampled, beside decode rows that are padding."""
-    decodes = 8
-    empty = padded_slices(slices) - slices
-    edges = decodes + length * np.arange(slices + 1)
-    padding = np.zeros(decodes + empty, dtype=np.int64)
-    positions = np.concatenate((np.full(decodes, -1), np.tile(np.arange(length), slices)))
-    return Packed(
-        row_slots=np.full(len(positions), scratch),
-        positions=positions,
-        slots=np.full(decodes + slices + empty, scratch),
-        contexts=np.concatenate((padding[:decodes], np.full(slices, length), padding[decodes:])),
-        offsets=np.concatenate((edges, np.full(empty, edges[-1]))),
-        rows=np.arange(decodes, decodes + rows),
-    )
+def run_idle(forward: Forward, state: SlotState, slices: int, length: int, rows: int, device: torch.device) -> None:
+    """Prefills of `length` tokens, some of which sample. Whatever KV the pool's first block holds is overwritten."""
+    nobody = Resident(Text(Request(0, 0.0, 1, 1, prompt=(0,)), 1), draws=False, slot=state.scratch)
+    parts = [Slice(0, 0, 0, 0, length, index < rows, ()) for index in range(slices)]
+    shape = least_shape(parts)
+    if shape.rows is not None:
+        shape = shape._replace(decodes=max(shape.decodes, ROWS), rows=rows)
+    packed, _ = pack([nobody] * slices, parts, shape, state.scratch)
+    forward(torch.from_numpy(packed).to(device), shape, draws=False)
 
 
-def run_idle(forward: Forward, packed: Packed, device: torch.device) -> None:
-    """Whatever KV the pool's first block holds is overwritten."""
-
-    def moved(words: Words) -> torch.Tensor:
-        return torch.from_numpy(words).to(device)
-
-    forward.mixed(8, [moved(words) for words in packed], draws=False)
-
-
-def measured(forward: Forward, tokens: int, max_length: int, seqs: int, scratch: int, device: torch.device) -> int:
+def measured(forward: Forward, state: SlotState, tokens: int, max_length: int, seqs: int, device: torch.device) -> int:
     """Bytes that the activations of one step of `tokens` tokens take at their peak."""
     length = min(tokens, max_length)
     slices = min(max(tokens // length, 1), seqs)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     try:
-        run_idle(forward, idle_step(slices, length, min(seqs, slices * length), scratch), device)
+        run_idle(forward, state, slices, length, min(seqs, tokens), device)
         torch.cuda.synchronize(device)
     except torch.cuda.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)

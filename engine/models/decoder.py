@@ -75,6 +75,8 @@ class Decoder:
         self.shape = config.shape
         self.ops = ops
         self._embedding = weights.embedding
+        # Padding may hold ids that are no rows; on a CPU there is none, and checking costs time.
+        self._embed = F.embedding if self.device.type == "cpu" else ops.embedding
         self._layers = [_layer(layer, ops) for layer in weights.layers]
         self._norms = [*(layer.attention_norm for layer in weights.layers[1:]), weights.norm]
         """What follows each layer."""
@@ -94,7 +96,7 @@ class Decoder:
     def __call__(self, inputs: Inputs, pool: KvPool) -> Tensor:
         """Logits of the wanted rows, [rows, vocabulary], in the model's dtype."""
         shared = self._shared(inputs)
-        residual = F.embedding(inputs.tokens, self._embedding)
+        residual = self._embed(inputs.tokens, self._embedding)
         x = self.ops.rms_norm(residual, self._layers[0].attention_norm, self.config.rms_eps)
         for layer, kv, norm in zip(self._layers, pool.layers, self._norms, strict=True):
             x, residual = self._layer(layer, x, residual, kv, shared)

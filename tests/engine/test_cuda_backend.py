@@ -5,16 +5,20 @@ from math import inf
 
 import numpy as np
 import pytest
+import torch
 
 from engine.cuda.backend import CudaBackend
-from engine.cuda.graphs import buckets
+from engine.cuda.forward import Shape, least_shape, pack
+from engine.cuda.graphs import TOKENS, decode_sizes, mixed_sizes
 from engine.cuda.memory import fitting_blocks
+from engine.cuda.residents import Resident
+from engine.cuda.state import SlotState
 from engine.cuda.swap import _runs
 from engine.cuda.timeline import REBASE, Clock
 from engine.errors import EngineError, StepFailed
 from engine.load import load_model
 from engine.tiny import tiny
-from playground.core import COPY_OUT, MAIN, Copy, Request, Sampling, Slice, Step
+from playground.core import COPY_OUT, MAIN, Copy, Request, Sampling, Slice, Spec, Step
 from tests.engine.cuda_host import HostMark, HostTimeline, load_on_host
 
 PROMPT = (5, 6, 7, 8, 9)
@@ -150,18 +154,62 @@ def test_slices_launched_after_the_end_bring_no_tokens(backend, timeline):
 
 
 def test_graphs_are_captured_at_the_start_and_drawing_ones_when_needed(backend, timeline):
-    assert timeline.captured == len(buckets(4)) == 3
+    assert timeline.captured == len(decode_sizes(4)) + len(mixed_sizes(4)) * len(TOKENS) == 3 + 4
     backend.launch(prefill(0, sampling=Sampling(temperature=1.0)))
     backend.launch(decode(0, 1, len(PROMPT)))
-    assert timeline.captured == 4
+    assert timeline.captured == 9
+    backend.launch(decode(0, 2, len(PROMPT) + 1))
+    assert timeline.captured == 9
 
 
-def test_buckets():
-    assert buckets(1) == (1,)
-    assert buckets(20) == (1, 2, 4, 8, 16, 20)
-    assert buckets(256)[-3:] == (240, 248, 256)
-    assert buckets(300)[-3:] == (256, 288, 300)
-    assert all(a < b for a, b in pairwise(buckets(1000)))
+def test_sizes_of_graphs():
+    assert decode_sizes(1) == (1,)
+    assert decode_sizes(20) == (1, 2, 4, 8, 16, 20)
+    assert decode_sizes(256)[-3:] == (240, 248, 256)
+    assert decode_sizes(300)[-3:] == (256, 288, 300)
+    assert mixed_sizes(3) == (8,)
+    assert mixed_sizes(100) == (8, 32, 64, 104)
+    for sizes in (decode_sizes, mixed_sizes):
+        assert all(a < b for a, b in pairwise(sizes(1000)))
+
+
+def part(length, samples=True):
+    return Slice(0, 0, 0, 0, length, samples, ())
+
+
+def test_the_graph_of_a_batch(backend):
+    graphs = backend._graphs
+    assert graphs.shape([part(1)] * 3) == Shape(4)
+    assert graphs.shape([part(1)] * 5) is None
+    assert graphs.shape([part(1), part(7)]) == Shape(8, 80, 16, 24)
+    assert graphs.shape([part(1, samples=False)]) == Shape(8, 80, 16, 24)
+    assert graphs.shape([part(79), part(1)]) == Shape(8, 80, 16, 24)
+    assert graphs.shape([part(80)]).tokens == 144  # one token at least is padding
+    assert graphs.shape([part(600)]) is None
+    assert graphs.shape([part(2)] * 17) is None
+
+
+def test_a_batch_in_numbers():
+    """Two decodes and two prefills, one of which does not sample, in a shape with room."""
+    state = SlotState(Spec(blocks=9, max_length=64), 4, torch.device("cpu"))
+    people = [Resident(None, False, slot=slot) for slot in (3, 0, 2, 1)]
+    parts = [
+        part(3)._replace(start=4), part(1)._replace(start=9), part(2, samples=False)._replace(start=0),
+        part(1)._replace(start=5),
+    ]  # fmt: skip
+    shape = Shape(decodes=4, tokens=7, slices=3, rows=5)
+    packed, sampled = pack(people, parts, shape, state.scratch)
+    token_slots, positions, slots, contexts, offsets, rows = np.split(packed, np.cumsum(shape.sizes)[:-1])
+    assert token_slots.tolist() == [0, 1, 4, 4, 3, 3, 3, 2, 2, 4, 4]
+    assert positions.tolist() == [9, 5, -1, -1, 4, 5, 6, 0, 1, -1, -1]
+    assert slots.tolist() == [0, 1, 4, 4, 3, 2, 4]
+    assert contexts.tolist() == [10, 6, 0, 0, 7, 2, 0]
+    assert offsets.tolist() == [4, 7, 9, 9]
+    assert rows.tolist() == [0, 1, 6, 10, 10]
+    assert [resident.slot for resident in sampled.residents] == [0, 1, 3]
+    assert sampled.positions == [10, 6, 7]
+    assert least_shape(parts) == Shape(8, 5, 16, 3)
+    assert least_shape(parts[1::2]) == Shape(2)
 
 
 def test_parcels_grow_and_are_used_again(backend):
