@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+LONGEST = (1 << 31) - 1
+"""Tokens of a prompt or an answer that a request may have."""
+
 MAIN = "main"
 """The lane of a slice that no policy put anywhere else."""
 
@@ -37,7 +40,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not 0 <= self.temperature < inf:
             raise ValueError(f"sampling.temperature={self.temperature} must be 0 (greedy) or more")
         if self.top_k < 0:
             raise ValueError(f"sampling.top_k={self.top_k} must be 0 (off) or more")
@@ -83,6 +86,8 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
+        if max(self.prompt_length, self.max_tokens) > LONGEST:
+            raise ValueError(f"request {self.id}: more than {LONGEST} tokens: the trace counts in 32 bits")
         if self.prompt_length < 1:
             raise ValueError(f"request {self.id}: prompt_length={self.prompt_length} must be at least 1")
         if self.max_tokens < 1:

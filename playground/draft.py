@@ -46,7 +46,10 @@ class Draft:
         "_lag",
         "_ordinal",
         "_rank",
+        "_slices",
         "_taken",
+        "_tokens",
+        "_tokens_left",
         "copies",
         "decoding",
         "in_flight",
@@ -56,10 +59,7 @@ class Draft:
         "rejected",
         "rng",
         "sent",
-        "slices",
         "spec",
-        "tokens",
-        "tokens_left",
         "wake_at",
     )
 
@@ -79,14 +79,13 @@ class Draft:
         self.rng = rng
         self.in_flight = in_flight
         """Steps of this rank's group that have not come back, oldest first."""
-        self.slices: list[Slice | None] = []
+        self._slices: list[Slice | None] = []
         self.copies: list[Copy] = []
         self.preempted: list[Preempted] = []
         self.rejected: list[Reject] = []
         self.sent: list[tuple[Sequence, int]] = []
-        self.tokens = 0
-        """Tokens placed so far."""
-        self.tokens_left = spec.max_tokens
+        self._tokens = 0
+        self._tokens_left = spec.max_tokens
         self.wake_at = inf
         self.decoding: list[Sequence] = []
         """Sequences whose next token may be asked for now, in order of admission."""
@@ -97,6 +96,21 @@ class Draft:
                 (self.decoding if sequence.decoding else self.partial).append(sequence)
 
     # --- see
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """What was placed so far."""
+        return tuple([part for part in self._slices if part is not None])
+
+    @property
+    def tokens(self) -> int:
+        """Tokens placed so far."""
+        return self._tokens
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that the step may still take."""
+        return self._tokens_left
 
     @property
     def rank(self) -> int:
@@ -196,7 +210,7 @@ class Draft:
         A waiting sequence is admitted by it. All that the limits allow is placed, or 0: not ready, no seat, or not
         enough free blocks (ask `room` for a smaller number).
         """
-        count = min(tokens, sequence.remaining, self.tokens_left)
+        count = min(tokens, sequence.remaining, self._tokens_left)
         if count <= 0:
             return 0
         if sequence.state is State.WAITING:
@@ -233,19 +247,19 @@ class Draft:
         if samples:
             sequence.promised += 1
             sequence.length += 1
-        self._taken.setdefault(sequence.id, []).append(len(self.slices))
-        self.slices.append(part)
-        self.tokens += count
-        self.tokens_left -= count
+        self._taken.setdefault(sequence.id, []).append(len(self._slices))
+        self._slices.append(part)
+        self._tokens += count
+        self._tokens_left -= count
         return count
 
     def take_decodes(self, sequences: list[Sequence], lane: str = MAIN) -> int:
         """Place one token for each of these decodes, in order, up to the first that cannot be; how many were placed."""
         pool, size, ordinal, index = self._rank.pool, self.spec.block_size, self._ordinal, self.rank
-        slices, taken = self.slices, self._taken
+        slices, taken = self._slices, self._taken
         placed = 0
         for sequence in sequences:
-            if placed == self.tokens_left or not (sequence.decoding and self.ready(sequence)):
+            if placed == self._tokens_left or not (sequence.decoding and self.ready(sequence)):
                 break
             start = sequence.launched
             blocks: tuple[int, ...] = ()
@@ -264,8 +278,8 @@ class Draft:
             taken[sequence.id] = [len(slices)]
             slices.append(Slice(sequence.id, sequence.epoch, index, start, 1, True, blocks, lane))
             placed += 1
-        self.tokens += placed
-        self.tokens_left -= placed
+        self._tokens += placed
+        self._tokens_left -= placed
         return placed
 
     def preempt(self, sequence: Sequence, how: How = How.RECOMPUTE) -> int:
@@ -289,14 +303,14 @@ class Draft:
 
     def _untake(self, sequence: Sequence) -> None:
         for place in reversed(self._taken.pop(sequence.id, ())):
-            part = self.slices[place]
+            part = self._slices[place]
             assert part is not None
-            self.slices[place] = None
+            self._slices[place] = None
             sequence.launched -= part.length
             sequence.promised -= part.samples
             sequence.length -= part.samples
-            self.tokens -= part.length
-            self.tokens_left += part.length
+            self._tokens -= part.length
+            self._tokens_left += part.length
 
     def _swap_out(self, sequence: Sequence) -> int:
         free = self._rank.pool.free
@@ -332,6 +346,6 @@ class Draft:
 
     def wake(self, at: float) -> None:
         """Ask to be consulted again at that time: a policy that holds work on purpose says so."""
-        if at <= self.now:
+        if not at > self.now:
             raise ValueError(f"wake({at}) is not after now={self.now}")
         self.wake_at = min(self.wake_at, at)

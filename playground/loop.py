@@ -25,18 +25,22 @@ class Recorder(Protocol):
     def ended(self, ended: Ended) -> None: ...
 
 
+MOST_NAPS = 10_000
+"""Wakes in a row, with nothing in flight and nothing due, after which a policy that places nothing never will."""
+
+
 class Stuck(RuntimeError):
-    """Work waits, nothing is in flight, nothing will arrive, and the policy neither placed anything nor set a wake."""
+    """Work waits, nothing is in flight, nothing will arrive, and the policy places nothing: not now, or not ever."""
 
 
 def serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Recorder) -> None:
     """Serve until the source has nothing due, nothing waits and nothing is in flight."""
-    commits = fruitless = 0
+    commits = fruitless = naps = 0
     while True:
         now = backend.now()
         planned = _plan(source, scheduler, backend, recorder, now, commits)
         if planned.launched:
-            fruitless = 0
+            fruitless = naps = 0
             if any(map(scheduler.open, scheduler.groups)):  # keep the pipe full before blocking
                 continue
         elif planned.sent:  # to a group that may have been asked before
@@ -49,8 +53,7 @@ def serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Reco
             if planned.moved or due <= now:
                 fruitless = _count_fruitless(fruitless, scheduler)
                 continue
-            if due == inf:
-                raise _stuck(scheduler)
+            naps = _count_naps(naps, source, scheduler)
         fruitless = 0  # time goes on
         if done := backend.wait(due):
             commits += 1
@@ -120,10 +123,21 @@ def _count_fruitless(count: int, scheduler: Scheduler) -> int:
     return count + 1
 
 
-def _stuck(scheduler: Scheduler) -> Stuck:
+def _count_naps(count: int, source: Source, scheduler: Scheduler) -> int:
+    """With nothing due but a wake, a policy may hold work back, but not for ever."""
+    if source.due() < inf:
+        return 0
+    if scheduler.wake == inf:
+        raise _stuck(scheduler)
+    if count > MOST_NAPS:
+        raise _stuck(scheduler, f"after {MOST_NAPS:,} wakes in a row")
+    return count + 1
+
+
+def _stuck(scheduler: Scheduler, when: str = "and no wake is set") -> Stuck:
     running = sum(len(rank.running) for rank in scheduler.ranks)
     free = sum(rank.pool.free for rank in scheduler.ranks)
     return Stuck(
         f"{type(scheduler.policy).__name__} placed nothing: {scheduler.waiting} requests wait, {running} run, "
-        f"{free} KV blocks are free, nothing is in flight or due, and no wake is set"
+        f"{free} KV blocks are free, nothing is in flight or due, {when}"
     )

@@ -115,8 +115,8 @@ class Scheduler:
     @staticmethod
     def _run_ahead(policy: Policy, spec: Spec) -> int:
         depth = policy.run_ahead(spec)
-        if depth < 1:
-            raise ValueError(f"run_ahead={depth} must be at least 1")
+        if not isinstance(depth, int) or depth < 1:
+            raise ValueError(f"run_ahead={depth} must be a whole number of at least 1")
         return depth
 
     # --- state
@@ -267,7 +267,8 @@ class Scheduler:
         self.ranks[rank].enqueue(sequence)
 
     def _launch(self, group: Group, drafts: list[Draft], now: float) -> Step:
-        slices = tuple(part for draft in drafts for part in draft.slices if part is not None)
+        slices = tuple(part for draft in drafts for part in draft.slices)
+        self._check_limits(slices)
         copies = tuple(copy for draft in drafts for copy in draft.copies)
         starts = tuple(self._first_seen(group, slices))
         ends, group.ends = tuple(group.ends), []
@@ -281,6 +282,15 @@ class Scheduler:
         self._group_of_step[step.id] = group
         self._count_in(slices)
         return step
+
+    def _check_limits(self, slices: Iterable[Slice]) -> None:
+        """The verbs of a draft cannot exceed them; a policy that reaches around the verbs is found here."""
+        tokens: dict[int, int] = {}
+        for part in slices:
+            tokens[part.rank] = tokens.get(part.rank, 0) + part.length
+        if tokens and (most := max(tokens.values())) > self.spec.max_tokens:
+            policy = type(self.policy).__name__
+            raise ValueError(f"{policy} put {most} tokens into a step of at most {self.spec.max_tokens}")
 
     def _first_seen(self, group: Group, slices: Iterable[Slice]) -> Iterable[Request]:
         if not group.starts:

@@ -59,8 +59,7 @@ class Orca:
     def phases(self, draft: Draft) -> Iterator[Phase]:
         yield Decodes(self.batch)
         yield Chunks()
-        rows = sum(part is not None for part in draft.slices)
-        yield Admissions(rows=self.batch - rows, whole=True)
+        yield Admissions(rows=self.batch - len(draft.slices), whole=True)
 
 
 @dataclass(frozen=True, slots=True)

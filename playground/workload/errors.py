@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isnan
+from math import inf, isnan
 
 
 class WorkloadError(ValueError):
@@ -24,8 +24,8 @@ def check_positive(option: str, value: object) -> None:
 
 
 def check_at_least(option: str, value: object, least: float) -> None:
-    """A number of at least so much; nothing (None) passes."""
-    if value is not None and not check_number(option, value) >= least:
+    """A finite number of at least so much; nothing (None) passes."""
+    if value is not None and not least <= check_number(option, value) < inf:
         raise WorkloadError(f"{option}={value} must be at least {least}")
 
 

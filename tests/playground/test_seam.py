@@ -437,7 +437,7 @@ def guess_two(draft):
     (sequence,) = draft.decoding
     draft.take_decodes([sequence])
     (part,) = draft.slices
-    draft.slices[0] = part._replace(length=3, drafted=2)
+    draft._slices[0] = part._replace(length=3, drafted=2)
     sequence.launched += 2
     sequence.promised += 2
     sequence.length += 2
@@ -873,3 +873,12 @@ def test_a_preempted_sequence_keeps_its_tokens():
         (6, 1),
         (7, 1),
     ]
+
+
+def only_wakes(draft):
+    draft.wake(draft.now + 1.0)
+
+
+def test_a_policy_that_only_wakes_is_told_so():
+    with pytest.raises(Stuck, match="Greedy placed nothing: 1 requests wait.* after 10,000 wakes in a row"):
+        play([request()], Greedy(*[only_wakes] * 10_010), Spec(blocks=20, block_size=4))

@@ -85,7 +85,7 @@ def plan(policy, scene: Scene) -> Draft:
 
 def placed(draft: Draft) -> dict[int, int]:
     """Tokens of each sequence in the order they were placed."""
-    return {part.sequence: part.length for part in draft.slices if part is not None}
+    return {part.sequence: part.length for part in draft.slices}
 
 
 def victims(draft: Draft) -> list[int]:
