@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event as Signal
+from threading import Thread
 from time import monotonic
 from typing import Protocol
 
@@ -57,6 +59,26 @@ def meter(title: str) -> Iterator[Meter]:
         return
     with _progress() as progress:
         yield Bar(progress, title)
+
+
+@contextmanager
+def waiting(title: str) -> Iterator[None]:
+    """How long something has taken that cannot tell how far it is."""
+    over = Signal()
+    teller = Thread(target=_tell_time, args=(title, over), daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
+
+
+def _tell_time(title: str, over: Signal) -> None:
+    began, pause = monotonic(), PATIENCE
+    while not over.wait(pause):
+        print(f"{title}, {monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        pause = LINE_EVERY
 
 
 class Bar:

@@ -196,15 +196,16 @@ def _plot(tables: Mapping[str, Any], folder: Path) -> None:
 def job(config: DictConfig) -> Summary | None:
     """What Hydra calls: once, or once for each job of a sweep."""
     context = HydraConfig.get()
-    overrides.retarget(config, list(context.overrides.task))
+    given = overrides.as_given(context.overrides.task)
+    overrides.retarget(config, given)
     if context.mode == RunMode.MULTIRUN:
         return _sweep_job(config, context)
     if config.study is not None:
         study = make("study", _container(config)["study"], Study)
-        report.for_programs(study.run(Path(config.run_dir), list(context.overrides.task)))
+        report.for_programs(study.run(Path(config.run_dir), given))
         return None
     choices = context.runtime.choices
-    name = f"{choices['policy']} ({choices['backend']})"
+    name = f"{overrides.policy_name(choices['policy'], given)} ({choices['backend']})"
     summary = execute(config, name)
     report.console().print(report.one_run(summary, name))
     if summary["notes"]:
@@ -217,10 +218,17 @@ def job(config: DictConfig) -> Summary | None:
 def _sweep_job(config: DictConfig, context: HydraConf) -> Summary | None:
     """A job that cannot run must not take the others with it: the table at the end will tell."""
     try:
-        return execute(config, context.job.override_dirname)
+        return execute(config, _job_title(context))
     except Exception as error:  # noqa: BLE001
         _note_problem(context, error)
         return None
+
+
+def _job_title(context: HydraConf) -> str:
+    """What differs between the jobs: `tokens=256`."""
+    keys, given = overrides.swept(sys.argv[1:]), overrides.as_given(context.overrides.task)
+    values = {key.lstrip("+"): value for key, _, value in (task.partition("=") for task in given)}
+    return " ".join(f"{key.rpartition('.')[2]}={values[key]}" for key in keys if key in values) or context.job.name
 
 
 def _note_problem(context: HydraConf, error: Exception) -> None:
@@ -243,12 +251,12 @@ def main() -> None:
     """0 served, 2 something to mend in the options, 130 or 143 interrupted, 1 a bug (with its traceback)."""
     settings.register()
     plugins.register()
+    overrides.register()
     before = signal(SIGTERM, _terminate)
     # The console script, unlike `python -m`, would not find a user's module in the folder that it is called from.
     sys.path.append(os.getcwd())
     try:
-        overrides.check_flags(sys.argv[1:])
-        overrides.completing(_compose_and_run, sys.argv[1:])
+        overrides.completing(_compose_and_run, overrides.in_order(sys.argv[1:]))
     except KeyboardInterrupt as interrupt:
         print("interrupted: what was traced until then is in the run folder", file=sys.stderr)
         sys.exit(143 if isinstance(interrupt, Terminated) else 130)

@@ -33,6 +33,8 @@ CASES = {
     ("workload.rate=[1",): "'workload.rate=[1' cannot be read",
     ("--frobnicate",): "--frobnicate: no such flag",
     ("--config-dir", "/no/such"): "--config-dir: Additional config directory '/no/such' not found",
+    ("--cfg", "foo"): "--cfg foo: choose one of: job, hydra, all",
+    ("policy=orca", "--config-dir"): "--config-dir needs a value",
     # impossible settings
     ("kv.block_size=0",): "kv.block_size=0 must be at least 1",
     ("kv.blocks=0",): "kv.blocks=0 must be at least 1",

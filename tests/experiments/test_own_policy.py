@@ -85,6 +85,23 @@ def test_one_choice_of_a_policy(playground, mypkg):
     assert outcome.last["completed"] == 12
 
 
+@pytest.mark.parametrize(
+    "arguments, name, folder",
+    [
+        (["policy._target_=mypkg.OneAtATime"], "OneAtATime (sim)", "_sim_OneAtATime"),
+        (
+            ["policy=token_throttling", "policy.budget._target_=mypkg.MyBudget", "policy/victims=largest"],
+            "token_throttling(budget=MyBudget, victims=largest) (sim)",
+            "_sim_token_throttling-budget-MyBudget-victims-largest",
+        ),
+    ],
+)
+def test_it_runs_under_its_own_name(playground, mypkg, arguments, name, folder):
+    outcome = playground(*SMALL, *arguments)
+    assert name in outcome.out
+    assert outcome.run_dir.name.endswith(folder)
+
+
 def test_from_a_folder_of_yaml(playground, mypkg):
     outcome = playground("--config-dir", str(mypkg / "conf"), *SMALL, "policy=mine")
     assert outcome.code == 0, outcome.err

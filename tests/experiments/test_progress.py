@@ -1,5 +1,7 @@
+from time import sleep
+
 from experiments import progress
-from experiments.progress import Lines, Watched, meter
+from experiments.progress import Lines, Watched, meter, waiting
 from playground.core import Request
 from playground.workload.source import OpenLoop
 
@@ -37,3 +39,10 @@ def test_the_source_behind_it_is_unchanged():
     assert source.total == 3
     assert source.due() == 0.0
     assert len(source.take(0.0)) == 3
+
+
+def test_waiting_is_told_after_a_while(capfd, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.02)
+    with waiting("x: replaying"):
+        sleep(0.2)
+    assert capfd.readouterr().err == "x: replaying, 0 s\n"

@@ -119,6 +119,35 @@ def test_people_at_a_terminal_are_spared_the_json(playground, monkeypatch):
     assert playground(*SMALL).out.strip().splitlines()[-1].startswith("Traces and summary: ")
 
 
+@pytest.mark.parametrize("name", ["with space", "a=b", "größe", "it's", "~tilde", "(x)", "back\\slash"])
+def test_a_shells_quotes_suffice(playground, tmp_path, name):
+    outcome = playground(*SMALL, f"run_dir={tmp_path}/{name}")
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / name / "summary.json").exists()
+
+
+def test_a_home_folder_is_meant(playground, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    outcome = playground(*SMALL, "run_dir=~/mine")
+    assert outcome.code == 0, outcome.err
+    assert outcome.run_dir == tmp_path / "mine"
+    assert playground("workload=saved", "workload.path=~/x.csv").err.startswith(
+        f"error: workload.path={tmp_path}/x.csv"
+    )
+
+
+def test_an_option_may_refer_to_another(playground):
+    outcome = playground(*SMALL, "slo.ttft=${workload.rate}")
+    assert outcome.code == 0, outcome.err
+    assert "ttft: 20" in (outcome.run_dir / "config.yaml").read_text()
+
+
+def test_flags_may_come_last(playground):
+    outcome = playground("policy=token_throttling", "--cfg", "job", "--package", "policy")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "policies.budget.TokenThrottling" in outcome.out
+
+
 def test_plots_on_request(playground):
     outcome = playground(*SMALL, "plots=true")
     assert len(list((outcome.run_dir / "plots").glob("*.png"))) == 3
@@ -190,6 +219,9 @@ def test_what_cannot_be_replayed_is_told(playground, monkeypatch, capfd):
     from experiments.__main__ import main
 
     merged = playground(*SMALL).run_dir
+    monkeypatch.setattr(sys, "argv", ["experiments", "parity", "nowhere", str(merged)])
+    assert main() == 2
+    assert len(capfd.readouterr().err.splitlines()) == 2  # one bad folder does not stop the rest
     for folder, problem in ((merged, "run it again with backend.skip_ahead=false"), ("nowhere", "has no config.yaml")):
         monkeypatch.setattr(sys, "argv", ["experiments", "parity", str(folder)])
         assert main() == 2
