@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from analysis.metrics import Objectives
 from experiments.errors import explain
 from experiments.logger import Logger
+from experiments.overrides import default
 from experiments.settings import Kv, Limits, Parallel, Queueing, SettingError, Settings
 from playground.backend import Backend
 from playground.core import Spec
@@ -205,7 +206,9 @@ def _check_values(path: str, node: Mapping[str, Any]) -> None:
     hints = _hints(node["_target_"])
     for name, value in node.items():
         option = f"{path}.{name}"
-        if name in hints and (wanted := _expected(hints[name], value, name)):
+        if _may_be_endless(node["_target_"], name, value):
+            continue
+        if name in hints and (wanted := _expected(hints[name], value)):
             raise SettingError(f"{option}={_shown(value)} must be {wanted}")
         if _is_part(value):
             _check_values(option, value)
@@ -220,17 +223,17 @@ def _hints(target: str) -> dict[str, Any]:
         return {}  # building it will say why
 
 
-def _expected(hint: Any, value: Any, name: str) -> str | None:
+def _expected(hint: Any, value: Any) -> str | None:
     """What a value must be that does not fit the annotation; None where it fits, or where we cannot tell."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        told = [_expected(arm, value, name) for arm in arguments]
+        told = [_expected(arm, value) for arm in arguments]
         return None if None in told else " or ".join(dict.fromkeys(str(one) for one in told))
     if origin is Literal:
         return None if value in arguments else f"one of {', '.join(map(str, arguments))}"
     if hint in _SCALARS:
         words, fits = _SCALARS[hint]
-        return None if fits(value) and (name in ENDLESS or not _endless(value)) else words
+        return None if fits(value) else words
     if origin in (list, tuple, Sequence):
         return None if isinstance(value, list | tuple) else "a list"
     if origin in (dict, Mapping):
@@ -246,16 +249,16 @@ def _is_protocol(kind: Any) -> bool:
     return bool(getattr(kind, "_is_protocol", False))
 
 
-def _endless(value: Any) -> bool:
-    return isinstance(value, float) and not isfinite(value)
+def _may_be_endless(target: str, name: str, value: Any) -> bool:
+    """Infinity, where that means something: in options that are known for it, or have it for a default."""
+    return value == inf and (name in ENDLESS or default(target, name) == inf)
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
-ENDLESS = ("rate",)
-"""Options that may be infinite."""
+ENDLESS = ("rate", "duration")
 _SCALARS: Mapping[Any, tuple[str, Callable[[Any], bool]]] = {
     int: ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
     float: ("a number", _number),
@@ -274,7 +277,7 @@ def _check_offer(path: str, node: Mapping[str, Any], made: Any, kind: Any) -> No
         return
     hints = _hints(node["_target_"])
     for name, value in node.items():
-        if name in hints and _is_part(value):
+        if name in hints and _is_part(value) and hasattr(made, name):
             _check_offer(f"{path}.{name}", value, getattr(made, name), hints[name])
 
 
@@ -286,7 +289,9 @@ def _lacking(made: Any, kind: Any) -> str | None:
         return None if None in told else told[0]
     if origin is Callable:
         return None if callable(made) else "cannot be called"
-    if not isclass(kind) or (not _is_protocol(kind) and isinstance(made, kind)):
+    if not isclass(kind) or not (_is_protocol(kind) or is_dataclass(kind)):
+        return None
+    if not _is_protocol(kind) and isinstance(made, kind):
         return None
     names = [name for name in dir(kind) if not name.startswith("_")]
     if missing := [name for name in names if not hasattr(made, name)]:

@@ -187,6 +187,14 @@ def parameters(target: str) -> list[str]:
     return [parameter.name for parameter in found if parameter.kind not in _UNNAMED]
 
 
+def default(target: str, name: str) -> object:
+    """What a target's parameter is unless it is given; None if that cannot be told."""
+    try:
+        return signature(get_object(target)).parameters[name].default
+    except (ImportError, ValueError, TypeError, KeyError):
+        return None
+
+
 _UNNAMED = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY)
 
 

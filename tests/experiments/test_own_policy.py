@@ -79,6 +79,19 @@ def test_its_options_are_checked(playground, mypkg):
     assert outcome.err == "error: policy.patients: OneAtATime has no such option; did you mean patience?\n"
 
 
+def test_its_values_are_checked_where_its_annotations_say_what_they_are(playground, mypkg):
+    mypkg.joinpath("__init__.py").write_text(
+        PACKAGE.replace(
+            "patience: int = 1", "patience: int = 1\n    until: float = float('inf')\n    what: Any = None"
+        ).replace("from dataclasses", "from typing import Any\nfrom dataclasses")
+    )
+    mine = (*SMALL, "policy._target_=mypkg.OneAtATime")
+    wrong = playground(*mine, "policy.patience=soon")
+    assert (wrong.code, wrong.err) == (2, "error: policy.patience=soon must be a whole number\n")
+    right = playground(*mine, "policy.until=inf", "+policy.what._target_=builtins.dict")
+    assert right.code == 0, right.err
+
+
 def test_one_choice_of_a_policy(playground, mypkg):
     outcome = playground(*SMALL, "policy=token_throttling", "policy.budget._target_=mypkg.MyBudget")
     assert outcome.code == 0, outcome.err
