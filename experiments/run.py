@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
+from math import isfinite
 from pathlib import Path
 from signal import SIGTERM, signal
 from time import perf_counter, process_time
@@ -88,13 +89,22 @@ def _describe(run_dir: Path, config: DictConfig, parts: Parts) -> None:
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
     description = provenance.facts() | {
         "backend": type(parts.backend).__name__,
-        "policy": _container(config)["policy"],
+        "policy": _finite(_container(config)["policy"]),
         "device": parts.device,
         "model": OmegaConf.select(config, "model.path"),
         "seed": config.seed,
         "spec": asdict(parts.backend.spec),
     }
     provenance.write(run_dir / "run.json", description)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: written as text."""
+    if isinstance(value, dict):
+        return {key: _finite(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_finite(child) for child in value]
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def _tell_cap(wanted: Settings, parts: Parts) -> None:
