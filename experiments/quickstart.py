@@ -22,7 +22,8 @@ class Quickstart:
     """`simulation`, `idle` and `engine` are overrides: what is simulated, where it does not matter, what is real;
     `tuned` is a baseline at its own best setting, which the winner must be held against.
 
-    The simulated load is `load` times the throughput that the first policy reaches when `probe` requests come at once.
+    The simulated load is `load` times the throughput that the first policy reaches when the first `probe` of the
+    same requests come at once: so many that their mixture is that of all.
     """
 
     policies: Sequence[str]
@@ -31,7 +32,7 @@ class Quickstart:
     engine: Sequence[str]
     tuned: Sequence[str]
     load: float = 0.8
-    probe: int = 200
+    probe: int = 1000
 
     def __post_init__(self) -> None:
         if not self.policies:
@@ -45,6 +46,7 @@ class Quickstart:
         setting = [*self.simulation, f"workload.rate={rate:.4g}"]
         simulated = self._compare(composer, "sim", setting)
         _show(simulated, f"Simulated: {' '.join(self.simulation)}, {rate:.2f} req/s")
+        print(_sustained(simulated, rate))
         print(_differences(simulated))
         print(self._held_against_the_tuned(composer, setting, simulated))
         print(self._where_it_does_not_matter(composer))
@@ -61,9 +63,8 @@ class Quickstart:
         probe = [f"workload.rate={ALL_AT_ONCE:g}", f"workload.requests={self.probe}"]
         summary = composer.run("capacity", "capacity", *self.simulation, f"policy={policy}", *probe)
         capacity = float(summary["request_throughput"])
-        print(
-            f"Capacity under {policy}, {self.probe} requests at once: {capacity:.2f} req/s; load {self.load:.0%} of it"
-        )
+        told = f"{self.probe:,} requests at once: {capacity:.2f} req/s; load {self.load:.0%} of it"
+        print(f"Capacity under {policy}, {told}")
         return capacity
 
     def _compare(self, composer: Composer, part: str, setting: Sequence[str]) -> dict[str, Summary]:
@@ -108,6 +109,14 @@ def _differences(summaries: dict[str, Summary]) -> str:
     spread = _spread(summaries, "mean_e2el_ms")
     soonest = _soonest(summaries)
     return f"{soonest} answers soonest; with the slowest an answer takes {spread:.1f} times as long on average."
+
+
+def _sustained(summaries: dict[str, Summary], rate: float) -> str:
+    """Who keeps up: where a queue grows for as long as the trace lasts, latencies tell its length and little else."""
+    behind = [name for name, summary in summaries.items() if float(summary["request_throughput"]) < 0.95 * rate]
+    if not behind:
+        return "All of them keep up with the arrivals."
+    return f"Overloaded, so that latencies grow with the length of the trace: {', '.join(behind)}."
 
 
 def _soonest(summaries: dict[str, Summary]) -> str:
