@@ -6,6 +6,7 @@ done with the logits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from engine.weights import LayerWeights, Weights
 from kernels import reference
 from kernels.batch import DeviceBatch, PagedBatch
 from kernels.reference import rope_halves, rope_table
-from kernels.registry import Attend, Ops, Project
+from kernels.registry import Ops, Project
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +48,14 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """What all layers of one forward pass share."""
-
-    attend: Attend
-    place: Place
-
-
-@dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer's weights as the chosen operations want them."""
+    """One layer's weights as the chosen operations want them: norms, gate and residual belong to projections."""
 
-    attention_norm: Tensor
     qkv: Project
     qk_norm: Tensor | None
-    out: Project
-    mlp_norm: Tensor
+    out: Callable[[Tensor, Tensor], Tensor]
     gate_up: Project
-    down: Project
+    down: Callable[[Tensor, Tensor], Tensor]
 
 
 class Decoder:
@@ -77,10 +68,8 @@ class Decoder:
         self._embedding = weights.embedding
         # Padding may hold ids that are no rows; on a CPU there is none, and checking costs time.
         self._embed = F.embedding if self.device.type == "cpu" else ops.embedding
-        self._layers = [_layer(layer, ops) for layer in weights.layers]
-        self._norms = [*(layer.attention_norm for layer in weights.layers[1:]), weights.norm]
-        """What follows each layer."""
-        self._head = ops.linear(weights.head, None)
+        self._layers = [_layer(layer, ops, config.rms_eps) for layer in weights.layers]
+        self._head = ops.norm_linear(weights.norm, config.rms_eps, weights.head, None)
         self._scale = self.shape.head_dim**-0.5
         fused = ops.place_qkv is not reference.place_qkv
         self._places: _Fused | _Stepwise = (_Fused if fused else _Stepwise)(config, ops, self.dtype, self.device)
@@ -95,26 +84,14 @@ class Decoder:
 
     def __call__(self, inputs: Inputs, pool: KvPool) -> Tensor:
         """Logits of the wanted rows, [rows, vocabulary], in the model's dtype."""
-        shared = self._shared(inputs)
-        residual = self._embed(inputs.tokens, self._embedding)
-        x = self.ops.rms_norm(residual, self._layers[0].attention_norm, self.config.rms_eps)
-        for layer, kv, norm in zip(self._layers, pool.layers, self._norms, strict=True):
-            x, residual = self._layer(layer, x, residual, kv, shared)
-            x, residual = self.ops.add_rms_norm(x, residual, norm, self.config.rms_eps)
+        attend = self.ops.attention(inputs.pages)
+        place = self._places.of(inputs.positions, inputs.slots)
+        x = self._embed(inputs.tokens, self._embedding)  # [T, hidden]; every layer adds to it in place
+        for layer, kv in zip(self._layers, pool.layers, strict=True):
+            queries = place(layer.qkv(x), layer.qk_norm, kv)
+            x = layer.out(attend(queries, kv, self._scale, self.config.window), x)
+            x = layer.down(layer.gate_up(x), x)
         return self._head(x if inputs.rows is None else x.index_select(0, inputs.rows))
-
-    def _shared(self, inputs: Inputs) -> _Pass:
-        return _Pass(self.ops.attention(inputs.pages), self._places.of(inputs.positions, inputs.slots))
-
-    def _layer(self, layer: _Layer, x: Tensor, residual: Tensor, kv: Tensor, shared: _Pass) -> tuple[Tensor, Tensor]:
-        """The normed input [T, hidden] of a layer -> its output before the residual is added, and the residual."""
-        x = self._attention(layer, x, kv, shared)
-        x, residual = self.ops.add_rms_norm(x, residual, layer.mlp_norm, self.config.rms_eps)
-        return layer.down(self.ops.silu_mul(layer.gate_up(x))), residual
-
-    def _attention(self, layer: _Layer, x: Tensor, kv: Tensor, shared: _Pass) -> Tensor:
-        queries = shared.place(layer.qkv(x), layer.qk_norm, kv)
-        return layer.out(shared.attend(queries, kv, self._scale, self.config.window))
 
 
 class _Fused:
@@ -158,13 +135,11 @@ class _Stepwise:
         return place
 
 
-def _layer(weights: LayerWeights, ops: Ops) -> _Layer:
+def _layer(weights: LayerWeights, ops: Ops, eps: float) -> _Layer:
     return _Layer(
-        attention_norm=weights.attention_norm,
-        qkv=ops.linear(*weights.qkv),
+        qkv=ops.norm_linear(weights.attention_norm, eps, *weights.qkv),
         qk_norm=weights.qk_norm,
-        out=ops.linear(*weights.out),
-        mlp_norm=weights.mlp_norm,
-        gate_up=ops.linear(*weights.gate_up),
-        down=ops.linear(*weights.down),
+        out=ops.add_linear(*weights.out),
+        gate_up=ops.norm_gated(weights.mlp_norm, eps, *weights.gate_up),
+        down=ops.add_linear(*weights.down),
     )
