@@ -788,7 +788,7 @@ def test_a_wake_lies_in_the_future():
 def test_a_policy_that_does_nothing_is_an_error_that_names_it():
     policy = Greedy()
     policy.fill = nothing
-    with pytest.raises(Stuck, match="Greedy placed nothing: 1 requests wait, 0 run, 20 KV blocks are free"):
+    with pytest.raises(Stuck, match=r"Greedy placed nothing: 1 requests wait, 0 run, 20 KV blocks are free"):
         play([request()], policy, Spec(blocks=20, block_size=4))
 
 
@@ -880,5 +880,5 @@ def only_wakes(draft):
 
 
 def test_a_policy_that_only_wakes_is_told_so():
-    with pytest.raises(Stuck, match="Greedy placed nothing: 1 requests wait.* after 10,000 wakes in a row"):
+    with pytest.raises(Stuck, match=r"Greedy placed nothing: 1 requests wait.* after 10,000 wakes in a row"):
         play([request()], Greedy(*[only_wakes] * 10_010), Spec(blocks=20, block_size=4))
