@@ -1,34 +1,73 @@
-"""`python -m kernels list`: which implementation of each operation would run here, and why the others would not."""
+"""Operations from the command line.
+
+`python -m kernels list`: which implementation of each operation would run here, and why the others would not.
+`python -m kernels tune`: finds the fastest configs for a model's sizes on this GPU and keeps them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 import torch
 
+from kernels.autotune import Store
 from kernels.registry import IMPLEMENTATIONS, Need, survey
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kernels", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="implementations of every operation and what becomes of them")
-    listing.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
-    listing.add_argument("--dtype", default=None, help="float32, float16 or bfloat16")
-    for name in ("heads", "kv-heads", "head-dim", "hidden"):
-        listing.add_argument(f"--{name}", type=int, default=None)
-    listing.add_argument("choices", nargs="*", metavar="kernels.OP=NAME", help="choices to try")
+    _add_list(commands.add_parser("list", help="implementations of every operation and what becomes of them"))
+    _add_tune(commands.add_parser("tune", help="find the fastest configs for a model on this GPU (some minutes)"))
     options = parser.parse_args(arguments)
     try:
-        rows = list(survey(options.device, _choices(options.choices), _need(options)))
+        options.run(options)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    return 0
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", default=None, help="float32, float16 or bfloat16")
+    for name in ("heads", "kv-heads", "head-dim", "hidden"):
+        parser.add_argument(f"--{name}", type=int, default=None)
+    parser.add_argument("choices", nargs="*", metavar="kernels.OP=NAME", help="choices to try")
+    parser.set_defaults(run=_list)
+
+
+def _list(options: argparse.Namespace) -> None:
+    rows = list(survey(options.device, _choices(options.choices), _need(options)))
     print(f"on {options.device}:")
     print("\n".join(f"{op:14s} {name:10s} {verdict}" for op, name, verdict in rows))
-    return 0
+
+
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    for name in ("heads", "kv-heads", "head-dim", "hidden", "intermediate", "vocabulary"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--dtype", default="bfloat16", help="float32, float16 or bfloat16")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--folder", type=Path, default=None, help="default: the user's cache")
+    parser.set_defaults(run=_tune)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    if (reason := IMPLEMENTATIONS["attention"]["triton"].objection("cuda")) is not None:
+        raise ValueError(f"tune: {reason}; tuning needs a GPU and Triton")
+    from kernels.triton import tuning
+
+    names = ("heads", "kv_heads", "head_dim", "hidden", "intermediate", "vocabulary", "block_size")
+    sizes = tuning.Sizes(dtype=_dtype(options.dtype), **{name: getattr(options, name) for name in names})
+    store = Store(torch.cuda.get_device_name(), options.folder)
+    tuning.tune_all(store, sizes, partial(print, flush=True))
+    print(f"kept in {store.path}")
 
 
 def _choices(given: Sequence[str]) -> dict[str, str]:
@@ -43,10 +82,15 @@ def _choices(given: Sequence[str]) -> dict[str, str]:
 
 
 def _need(options: argparse.Namespace) -> Need:
-    dtype = None if options.dtype is None else getattr(torch, options.dtype, None)
-    if options.dtype is not None and not isinstance(dtype, torch.dtype):
-        raise ValueError(f"--dtype={options.dtype}: torch has no such dtype")
+    dtype = None if options.dtype is None else _dtype(options.dtype)
     return Need(dtype, options.heads, options.kv_heads, options.head_dim, options.hidden)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"--dtype={name}: torch has no such dtype")
+    return dtype
 
 
 if __name__ == "__main__":

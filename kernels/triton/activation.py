@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.triton.launch import contiguous_rows, power_of_two, require
+from kernels.triton.launch import contiguous_rows, early, power_of_two, require
 
 BLOCK = 1024
 """Elements a program computes: 16 bytes of bf16 a thread with 4 warps."""
@@ -20,12 +21,17 @@ def silu_mul(x: Tensor) -> Tensor:
     out = x.new_empty(len(x), width)
     if out.numel():
         block = min(BLOCK, power_of_two(width))
-        _silu_mul[(len(x), triton.cdiv(width, block))](x, out, x.stride(0), WIDTH=width, BLOCK=block, num_warps=4)
+        _silu_mul[(len(x), triton.cdiv(width, block))](
+            x, out, x.stride(0), WIDTH=width, BLOCK=block, num_warps=4, **early(x.device)
+        )
     return out
 
 
 @triton.jit
-def _silu_mul(x, out, x_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul(x, out, x_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = column < WIDTH

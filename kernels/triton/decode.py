@@ -16,10 +16,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels import autotune
 from kernels.autotune import Bucket
-from kernels.triton.launch import LOG2E, multiprocessors, power_of_two, require, store, upcasts
+from kernels.triton.launch import LOG2E, early, multiprocessors, power_of_two, require, store, upcasts
 from kernels.triton.pages import MOST_ROWS, check
 
 MOST_PROGRAMS = 8
@@ -136,7 +137,7 @@ def decode(
         DIM=head_dim, DIM_PAD=max(16, power_of_two(head_dim)), BLOCK_SIZE=pool.shape[1], TILE=config.tile,
         ROWS=max(16, power_of_two(rows)), FLAT=flat, CHUNK=max(1, min(16, (2048 if rows < 16 else 1024) // flat)),
         WINDOWED=window is not None, UPCAST=upcasts(q.dtype),
-        num_warps=config.warps, num_stages=config.stages,
+        num_warps=config.warps, num_stages=config.stages, **early(q.device),
     )  # fmt: skip
     return out
 
@@ -150,9 +151,12 @@ def _decode(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     ROWS: tl.constexpr, FLAT: tl.constexpr, CHUNK: tl.constexpr,
-    WINDOWED: tl.constexpr, UPCAST: tl.constexpr,
+    WINDOWED: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Items are (row, KV head) in this order, each as long as its row; program p takes tiles p*T/P .. (p+1)*T/P."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     program = tl.program_id(0)
     row_ids = tl.arange(0, ROWS)
     lengths = tl.load(contexts + row_ids, mask=row_ids < rows, other=0)

@@ -35,6 +35,20 @@ def store(device: torch.device) -> Store | None:
     return Store(torch.cuda.get_device_properties(device).name) if device.type == "cuda" else None
 
 
+EARLY = False
+"""Whether kernels may start while the one before them ends: programmatic dependent launch, from Hopper on.
+
+A kernel that may waits before it reads what another has written; until then it can read weights.
+"""
+
+
+def early(device: torch.device) -> dict[str, bool]:
+    """Options of a launch that may start early; none where the device cannot."""
+    if EARLY and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
+        return {"EARLY": True, "launch_pdl": True}
+    return {"EARLY": False}
+
+
 def upcasts(dtype: torch.dtype) -> bool:
     """Whether operands must become float32 before arithmetic: the interpreter takes bf16's bits for integers."""
     return interpreting() and dtype == torch.bfloat16

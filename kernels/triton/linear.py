@@ -20,7 +20,7 @@ from kernels import autotune
 from kernels.autotune import Bucket
 from kernels.triton import matvec, skinny
 from kernels.triton.activation import silu_mul
-from kernels.triton.launch import contiguous_rows, multiprocessors, power_of_two, require, store, upcasts
+from kernels.triton.launch import contiguous_rows, early, multiprocessors, power_of_two, require, store, upcasts
 from kernels.triton.norm import rms_norm
 
 MOST_TOKENS = 128
@@ -190,7 +190,7 @@ def _matvec(how: Projection, x: Tensor, out: Tensor, added: bool, config: Linear
         x.stride(0), how.weight.stride(0), out.stride(0), out.stride(0),
         TOKENS=1 if len(x) == 1 else 2 if len(x) == 2 else 4, OUTPUTS=config.outputs, INPUTS=config.inputs,
         EVEN=inputs % config.inputs == 0, LANE=lane, NORMED=how.norm is not None, GATED=how.gated, ADDED=added,
-        BIASED=how.bias is not None, num_warps=config.warps, num_stages=config.stages,
+        BIASED=how.bias is not None, num_warps=config.warps, num_stages=config.stages, **early(x.device),
     )  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def _skinny(how: Projection, x: Tensor, out: Tensor, added: bool, config: Linear
         tokens, out.shape[1], inputs, how.eps, x.stride(0), how.weight.stride(0), out.stride(0), out.stride(0),
         TOKENS=width, OUTPUTS=config.outputs, INPUTS=config.inputs, EVEN=inputs % config.inputs == 0,
         NORMED=how.norm is not None, GATED=how.gated, ADDED=added, BIASED=how.bias is not None,
-        UPCAST=upcasts(x.dtype), num_warps=config.warps, num_stages=config.stages,
+        UPCAST=upcasts(x.dtype), num_warps=config.warps, num_stages=config.stages, **early(x.device),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 MOST_TOKENS = 4
 
@@ -18,8 +19,11 @@ def matvec_kernel(
     x, weight, bias, norm, residual, out, tokens, outputs, inputs, eps, x_row, weight_row, residual_row, out_row,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, LANE: tl.constexpr,
     NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, BIASED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """`OUTPUTS` columns of out [tokens, outputs] = x [tokens, inputs] @ weight [outputs (twice if gated), inputs].T."""
+    if EARLY:
+        gdc_launch_dependents()
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     # The last program's surplus columns read the last weight again: cheaper than a mask on every load.
     row = tl.minimum(column, outputs - 1).to(tl.int64)
@@ -45,19 +49,20 @@ def matvec_kernel(
             third_up = tl.zeros_like(first)
             fourth_up = tl.zeros_like(first)
 
+    # One block ahead: weights are on their way while others are multiplied, and the first of them are before the
+    # kernel that makes x has ended.
+    next_weights = _weights(rows, place, inputs, EVEN)
+    if GATED:
+        next_ups = _weights(above, place, inputs, EVEN)
+    if EARLY:
+        gdc_wait()
     for start in range(0, inputs, INPUTS):
         k = start + place
-        if EVEN:
-            weights = tl.load(rows + k[None, :])
-        else:
-            weights = tl.load(rows + k[None, :], mask=k[None, :] < inputs, other=0.0)
+        weights = next_weights.to(tl.float32)
+        next_weights = _weights(rows, k + INPUTS, inputs, False)
         if GATED:
-            if EVEN:
-                ups = tl.load(above + k[None, :])
-            else:
-                ups = tl.load(above + k[None, :], mask=k[None, :] < inputs, other=0.0)
-            ups = ups.to(tl.float32)
-        weights = weights.to(tl.float32)
+            ups = next_ups.to(tl.float32)
+            next_ups = _weights(above, k + INPUTS, inputs, False)
         values, square = _values(x, norm, k, inputs, LANE, NORMED)
         squares += square
         first += _lanes(weights * values[None, :], LANE)
@@ -98,6 +103,14 @@ def matvec_kernel(
                 residual_row, out_row, NORMED, GATED, ADDED, BIASED)  # fmt: skip
         _finish(3, fourth, fourth_up, fourth_squares, bias, residual, out, column, row, tokens, outputs, inputs, eps,
                 residual_row, out_row, NORMED, GATED, ADDED, BIASED)  # fmt: skip
+
+
+@triton.jit
+def _weights(rows, k, inputs, EVEN: tl.constexpr):
+    """A block of weights; nothing beyond the last."""
+    if EVEN:
+        return tl.load(rows + k[None, :])
+    return tl.load(rows + k[None, :], mask=k[None, :] < inputs, other=0.0)
 
 
 @triton.jit

@@ -6,8 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.triton.launch import contiguous_rows, power_of_two, require
+from kernels.triton.launch import contiguous_rows, early, power_of_two, require
 
 MOST_WIDTH = 1 << 15
 """Elements of a row: one program holds them in registers."""
@@ -21,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         width = x.shape[-1]
         _rms_norm[(len(rows),)](
             rows, weight, out, eps, rows.stride(0), heads, WIDTH=width, PADDED=power_of_two(width),
-            num_warps=_warps(width),
+            num_warps=_warps(width), **early(x.device),
         )  # fmt: skip
     return out
 
@@ -37,7 +38,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         width = x.shape[1]
         _add_rms_norm[(len(x),)](
             x, residual, weight, out, eps, x.stride(0), residual.stride(0), WIDTH=width, PADDED=power_of_two(width),
-            num_warps=_warps(width),
+            num_warps=_warps(width), **early(x.device),
         )  # fmt: skip
     return out, x
 
@@ -56,7 +57,10 @@ def _warps(width: int) -> int:
 
 
 @triton.jit
-def _rms_norm(x, weight, out, eps, x_row, heads, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def _rms_norm(x, weight, out, eps, x_row, heads, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     real = column < WIDTH
@@ -67,7 +71,12 @@ def _rms_norm(x, weight, out, eps, x_row, heads, WIDTH: tl.constexpr, PADDED: tl
 
 
 @triton.jit
-def _add_rms_norm(x, residual, weight, out, eps, x_row, residual_row, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def _add_rms_norm(
+    x, residual, weight, out, eps, x_row, residual_row, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr
+):
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     real = column < WIDTH

@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.triton.launch import contiguous_rows, power_of_two, require
+from kernels.triton.launch import contiguous_rows, early, power_of_two, require
 
 
 def place_qkv(
@@ -50,7 +51,7 @@ def place_qkv(
             0 if norm is None else norm.stride(0),
             HEADS=heads, KV_HEADS=kv_heads, DIM=head_dim, BLOCK_SIZE=block_size, TOGETHER=together,
             HALF=half, HALF_PAD=power_of_two(half), REST=rest, REST_PAD=power_of_two(max(rest, 1)),
-            NORMED=norm is not None, num_warps=2,
+            NORMED=norm is not None, num_warps=2, **early(qkv.device),
         )  # fmt: skip
     return qkv[:, : heads * head_dim].unflatten(1, (heads, head_dim))
 
@@ -61,8 +62,12 @@ def _place_qkv(
     qkv_row, table_row, pool_block, pool_token, pool_part, pool_head, norm_row,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOGETHER: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr, NORMED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """`TOGETHER` heads of one token. A thread holds both elements of a pair, so writing in place races with nobody."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
     position = tl.load(positions + token).to(tl.int64)

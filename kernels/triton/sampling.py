@@ -194,52 +194,46 @@ def _value(order, UNUSED: tl.constexpr):
 
 
 @triton.jit
-def _above(logits, vocabulary, first, second, third, top, factor, SIZE: tl.constexpr, UNUSED: tl.constexpr,
-           MASS: tl.constexpr):  # fmt: skip
-    """Tokens above three pivots of a row, or the sums of their shares, as three scalars."""
-    if MASS:
-        one = tl.zeros((SIZE,), tl.float32)
-        two = tl.zeros((SIZE,), tl.float32)
-        three = tl.zeros((SIZE,), tl.float32)
-    else:
-        one = tl.zeros((SIZE,), tl.int32)
-        two = tl.zeros((SIZE,), tl.int32)
-        three = tl.zeros((SIZE,), tl.int32)
+def _above(logits, vocabulary, first, second, third, top, factor, SIZE: tl.constexpr, MASS: tl.constexpr):
+    """Tokens above three pivots of a row, or the sums of their shares, as three scalars in float32."""
+    one = tl.zeros((SIZE,), tl.float32)
+    two = tl.zeros((SIZE,), tl.float32)
+    three = tl.zeros((SIZE,), tl.float32)
     for start in range(0, vocabulary, SIZE):
         token = start + tl.arange(0, SIZE)
         x = tl.load(logits + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
-        order = _order(x, UNUSED)
+        share = 1.0  # counts are exact: a lane's are small, and all of them below 2^24
         if MASS:
             share = tl.exp2((x - top) * factor)
-            one += tl.where(order > first, share, 0.0)
-            two += tl.where(order > second, share, 0.0)
-            three += tl.where(order > third, share, 0.0)
-        else:
-            one += (order > first).to(tl.int32)
-            two += (order > second).to(tl.int32)
-            three += (order > third).to(tl.int32)
+        one += tl.where(x > first, share, 0.0)
+        two += tl.where(x > second, share, 0.0)
+        three += tl.where(x > third, share, 0.0)
     return tl.sum(one, 0), tl.sum(two, 0), tl.sum(three, 0)
 
 
 @triton.jit
-def _least(logits, vocabulary, low, high, limit, top, factor, SIZE: tl.constexpr, UNUSED: tl.constexpr,
-           MASS: tl.constexpr):  # fmt: skip
-    """The least integer in low .. high above which there are fewer tokens, or less share, than `limit`.
+def _least(
+    logits, vocabulary, low, high, limit, top, factor, SIZE: tl.constexpr, UNUSED: tl.constexpr, MASS: tl.constexpr
+):
+    """The least integer in low .. high above which there are fewer tokens, or less share, than `limit`; and how many.
 
-    That is so above `high`. Bounds are 64 bits wide: their difference may need 33.
+    Above `high` there must be none. Bounds are 64 bits wide: their difference may need 33.
     """
+    above = tl.full((), 0.0, tl.float32)
     while low < high:
         quarter = (high - low) // 4
         first = low + quarter
         second = low + (high - low) // 2
         third = second + quarter
         one, two, three = _above(
-            logits, vocabulary, first.to(tl.int32), second.to(tl.int32), third.to(tl.int32), top, factor, SIZE, UNUSED,
-            MASS,
+            logits, vocabulary, _value(first.to(tl.int32), UNUSED), _value(second.to(tl.int32), UNUSED),
+            _value(third.to(tl.int32), UNUSED), top, factor, SIZE, MASS,
         )  # fmt: skip
         low = tl.where(one < limit, low, tl.where(two < limit, first, tl.where(three < limit, second, third)) + 1)
         high = tl.where(one < limit, first, tl.where(two < limit, second, tl.where(three < limit, third, high)))
-    return low
+        above = tl.where(one < limit, one, tl.where(two < limit, two, tl.where(three < limit, three, above)))
+    # The integer of negative zero is no token's, and as a float it equals zero.
+    return tl.where(low == -1, 0, low), above
 
 
 @triton.jit
@@ -262,10 +256,8 @@ def _threshold(
     if TOP_K:
         most = tl.load(top_k + row)
         if (heat > 0) & (most > 0) & (most < vocabulary):
-            low = _least(x, vocabulary, low, highest, most, top, factor, SIZE, UNUSED, False)
-            here = low.to(tl.int32)
-            above, _, _ = _above(x, vocabulary, here, here, here, top, factor, SIZE, UNUSED, False)
-            ties = most - above
+            low, above = _least(x, vocabulary, low, highest, most.to(tl.float32), top, factor, SIZE, UNUSED, False)
+            ties = most - above.to(tl.int32)
     if MIN_P:
         share = tl.load(min_p + row)
         if (heat > 0) & (share > 0):
@@ -273,19 +265,19 @@ def _threshold(
             rounded = _order(least, UNUSED)
             # The largest integer whose float is below the least that is kept.
             below = tl.where(_value(rounded, UNUSED) >= least, rounded - 1, rounded).to(tl.int64)
+            # Negative zero is not below zero as a float: take the one that is.
+            below = tl.where(below == -1, -2, below)
             ties = tl.where(below >= low, 0, ties)
             low = tl.maximum(low, below)
     if TOP_P:
         share = tl.load(top_p + row)
         if (heat > 0) & (share < 1):
-            here = low.to(tl.int32)
-            whole, _, _ = _above(x, vocabulary, here, here, here, top, factor, SIZE, UNUSED, True)
-            whole += ties * tl.where(ties > 0, tl.exp2((_value(here, UNUSED) - top) * factor), 0.0)
+            here = _value(low.to(tl.int32), UNUSED)
+            whole, _, _ = _above(x, vocabulary, here, here, here, top, factor, SIZE, True)
+            whole += ties * tl.where(ties > 0, tl.exp2((here - top) * factor), 0.0)
             limit = share * whole
-            least = _least(x, vocabulary, low, highest, limit, top, factor, SIZE, UNUSED, True)
-            there = least.to(tl.int32)
-            above, _, _ = _above(x, vocabulary, there, there, there, top, factor, SIZE, UNUSED, True)
-            each = tl.exp2((_value(there, UNUSED) - top) * factor)
+            least, above = _least(x, vocabulary, low, highest, limit, top, factor, SIZE, UNUSED, True)
+            each = tl.exp2((_value(least.to(tl.int32), UNUSED) - top) * factor)
             needed = tl.maximum(tl.ceil((limit - above) / each), 1.0).to(tl.int32)
             ties = tl.where(least == low, tl.minimum(ties, needed), needed)
             low = least

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -18,8 +19,12 @@ def skinny_kernel(
     tokens, outputs, inputs, eps, x_row, weight_row, residual_row, out_row,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr,
     NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, BIASED: tl.constexpr, UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, outputs] = x [tokens, inputs] @ weight [outputs (twice if gated), inputs].T, tokens <= TOKENS."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     program = tl.program_id(0)
     steps = (inputs + INPUTS - 1) // INPUTS
     total = (outputs + OUTPUTS - 1) // OUTPUTS * steps

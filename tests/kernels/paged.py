@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy
+import pytest
 import torch
 
 from kernels import reference
@@ -77,3 +79,20 @@ def error(out, wanted):
 
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Of the relative error; bf16 also pays for the interpreter's truncation."""
+
+
+def _release(module):
+    return tuple(int(part) for part in module.__version__.split(".")[:2])
+
+
+def _broken():
+    """Whether this interpreter fails on loops with bounds from memory."""
+    import triton
+
+    return _release(triton) < (3, 7) and _release(numpy) >= (2, 4)
+
+
+def interpreted():
+    """Marks of tests that need Triton's interpreter."""
+    pytest.importorskip("triton")
+    return pytest.mark.skipif(_broken(), reason="the interpreter of triton before 3.7 fails with numpy from 2.4 on")

@@ -101,3 +101,10 @@ def test_list_refuses_in_one_line(capsys, arguments, message):
     assert main(["list", "--device", "cpu", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith(message) and error.count("\n") == 1
+
+
+def test_tune_without_a_gpu_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    sizes = {"heads": 4, "kv-heads": 2, "head-dim": 64, "hidden": 256, "intermediate": 512, "vocabulary": 1000}
+    assert main(["tune", *(f"--{name}={value}" for name, value in sizes.items())]) == 2
+    assert capsys.readouterr().err == "tune: no CUDA device here; tuning needs a GPU and Triton\n"

@@ -14,7 +14,9 @@ from kernels.triton import prefill as prefilling
 from kernels.triton.attention import Attention
 from kernels.triton.decode import DecodeConfig, Workspace
 from kernels.triton.prefill import PrefillConfig
-from tests.kernels.paged import BOUNDS, Shape, build, error, expected, ints
+from tests.kernels.paged import BOUNDS, Shape, build, error, expected, interpreted, ints
+
+pytestmark = interpreted()
 
 SMALL = DecodeConfig(tile=16, warps=4, stages=1, programs=2, least=1)
 TINY = PrefillConfig(rows=16, tile=16, warps=4, stages=1)

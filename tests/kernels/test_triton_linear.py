@@ -8,7 +8,9 @@ pytest.importorskip("triton")
 from kernels import reference
 from kernels.triton import linear
 from kernels.triton.linear import CUBLAS, MATVEC, SKINNY, LinearConfig, Linears, Projection, Scratches, project
-from tests.kernels.paged import BOUNDS, error
+from tests.kernels.paged import BOUNDS, error, interpreted
+
+pytestmark = interpreted()
 
 CONFIGS = {
     MATVEC: LinearConfig(MATVEC, outputs=4, inputs=32, warps=1),

@@ -7,7 +7,9 @@ pytest.importorskip("triton")
 
 from kernels import reference
 from kernels.triton import activation, norm, qkv
-from tests.kernels.paged import BOUNDS, error
+from tests.kernels.paged import BOUNDS, error, interpreted
+
+pytestmark = interpreted()
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

@@ -11,6 +11,9 @@ from engine import randomness
 from kernels import reference
 from kernels.batch import SamplingRows
 from kernels.triton import sampling
+from tests.kernels.paged import interpreted
+
+pytestmark = interpreted()
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 VOCABULARY = 150
@@ -112,6 +115,19 @@ def test_equal_logits_are_kept_in_order_of_id():
     out = sampling.pick(x, how)
     assert int(out.max()) < 70 and len(out.unique()) > 8
     assert not differing(x[:3], rows(3, top_p=floats(0.5, 0.99, 0.001)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_of_both_signs_are_equal(dtype):
+    x = torch.zeros(6, VOCABULARY, dtype=dtype)
+    x[:, ::3], x[:, 1::3] = -0.0, -1.0
+    x[3:, 7] = 2.0
+    for how in (
+        rows(6, top_k=torch.tensor([1, 60, 100, 1, 60, 100], dtype=torch.int32)),
+        rows(6, top_p=floats(0.01, 0.5, 0.9, 0.05, 0.5, 0.9)),
+        rows(6, top_p=torch.full((6,), 0.9), min_p=floats(1.0, 0.9, 0.3, 1.0, 0.1353, 0.13)),
+    ):
+        assert not differing(x, how)
 
 
 def test_masked_tokens_never_come():
