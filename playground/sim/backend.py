@@ -102,6 +102,15 @@ def _shapes(slices: Iterable[Slice]) -> list[Shape]:
     return [Shape.of(slices) for slices in by_rank.values()]
 
 
+class _Clock(Environment):
+    """SimPy's, but that it can be set: `run(until)` ends at now + (until - now), which may be a rounding away."""
+
+    def advance(self, until: float) -> None:
+        while self.peek() < until:
+            self.step()
+        self._now = until
+
+
 class _Launched(NamedTuple):
     step: Step
     launched: float
@@ -117,7 +126,7 @@ class SimBackend:
     def __init__(self, spec: Spec, durations: Durations, lane_gain: float = 0.0) -> None:
         self.spec = spec
         self._durations = durations
-        self._environment = Environment()
+        self._environment = _Clock()
 
         def processors(count: int, gain: float = 0.0) -> list[Processor]:
             return [Processor(self._environment, gain) for _ in range(count)]
@@ -171,7 +180,7 @@ class SimBackend:
     def _advance(self, until: float) -> None:
         """The clock to `until`, with everything that happens before."""
         if until > self._environment.now:
-            self._environment.run(until=until)
+            self._environment.advance(until)
 
     # --- completions
 

@@ -280,6 +280,14 @@ def test_waiting_for_a_time_brings_the_clock_there():
     assert backend.wait(inf).finished == 2.5 and backend.now() == 2.5
 
 
+def test_the_clock_comes_to_that_very_time_and_not_a_rounding_beside_it():
+    assert 0.001 + (0.009 - 0.001) != 0.009
+    backend = SimBackend(Spec(blocks=9), rows())
+    for until in (0.001, 0.009):
+        backend.wait(until)
+        assert backend.now() == until
+
+
 def test_a_completion_at_the_very_time_is_returned():
     backend = SimBackend(Spec(blocks=9), rows((2.0,)))
     backend.launch(step(0))
