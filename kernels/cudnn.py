@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -24,17 +23,23 @@ BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
 
 
 class Attention:
-    """As the reference. Needs lengths on the host; a `DeviceBatch`, which has none, is Triton's as a whole."""
+    """As the reference. Needs lengths on the host; a `DeviceBatch`, which has none, is Triton's as a whole.
+
+    So is every call with a window that hides something: the library would need a mask as large as the scores.
+    """
 
     def __init__(
         self, batch: PagedBatch | DeviceBatch, backends: Sequence[SDPBackend] = BACKENDS, worth: int = WORTH
     ) -> None:
+        self._batch = batch
         self._backends = list(backends)
+        self._paged: Paged | None = None
         self._chunks: list[_Chunks] = []
         self._others: list[tuple[slice, Paged]] = []
-        if isinstance(batch, DeviceBatch):
-            self._others.append((slice(None), Paged(batch)))
-            return
+        if isinstance(batch, PagedBatch):
+            self._split(batch, worth)
+
+    def _split(self, batch: PagedBatch, worth: int) -> None:
         edges = [0, *accumulate(batch.lengths)]
         for dense, first, last in _runs(batch, worth):
             rows = slice(edges[first], edges[last])
@@ -48,13 +53,25 @@ class Attention:
 
     def __call__(self, q: Tensor, pool: Tensor, scale: float, window: int | None = None) -> Tensor:
         """q [T, H, D] -> [T, H * D]."""
-        out = q.new_empty(len(q), q.shape[1] * q.shape[2])
+        if not self._chunks or self._hides(window):
+            return self._whole()(q, pool, scale, window)
+        with sdpa_kernel(self._backends, set_priority=True):
+            if len(self._chunks) == 1 and not self._others:
+                return self._chunks[0](q, pool, scale)
+            out = q.new_empty(len(q), q.shape[1] * q.shape[2])
+            for chunks in self._chunks:
+                out[chunks.rows] = chunks(q[chunks.rows], pool, scale)
         for rows, paged in self._others:
             paged(q[rows], pool, scale, window, out[rows])
-        with sdpa_kernel(self._backends, set_priority=True):
-            for chunks in self._chunks:
-                out[chunks.rows] = chunks(q[chunks.rows], pool, scale, window)
         return out
+
+    def _hides(self, window: int | None) -> bool:
+        return window is not None and any(window < chunks.length for chunks in self._chunks)
+
+    def _whole(self) -> Paged:
+        if self._paged is None:
+            self._paged = Paged(self._batch)
+        return self._paged
 
 
 class _Chunks:
@@ -62,30 +79,22 @@ class _Chunks:
 
     def __init__(self, batch: PagedBatch, rows: slice, first: int, last: int) -> None:
         self.rows = rows
+        self.length = batch.lengths[first]
         self._slices = last - first
-        self._length = batch.lengths[first]
-        self._blocks = batch.tables[first:last, : -(-self._length // batch.block_size)].flatten()
+        self._blocks = batch.tables[first:last, : -(-self.length // batch.block_size)].flatten()
 
-    def __call__(self, q: Tensor, pool: Tensor, scale: float, window: int | None) -> Tensor:
+    def __call__(self, q: Tensor, pool: Tensor, scale: float) -> Tensor:
         keys, values = (part.transpose(1, 2) for part in self._gather(pool).unbind(2))  # [slices, K, length, D]
-        queries = q.unflatten(0, (self._slices, self._length)).transpose(1, 2)
-        hides = window is not None and window < self._length
+        queries = q.unflatten(0, (self._slices, self.length)).transpose(1, 2)
         out = F.scaled_dot_product_attention(
-            queries, keys, values, self._mask(window, q.device) if hides else None, is_causal=not hides, scale=scale,
-            enable_gqa=keys.shape[1] != queries.shape[1],
-        )  # fmt: skip
+            queries, keys, values, is_causal=True, scale=scale, enable_gqa=keys.shape[1] != queries.shape[1]
+        )
         return out.transpose(1, 2).reshape(len(q), -1)
 
     def _gather(self, pool: Tensor) -> Tensor:
         """[slices, length, 2, K, D]; what lies beyond a chunk in its last page is cut off."""
         pages = pool[self._blocks]
-        return pages.view(self._slices, -1, *pool.shape[2:])[:, : self._length]
-
-    def _mask(self, window: int | None, device: torch.device) -> Tensor:
-        assert window is not None
-        places = torch.arange(self._length, device=device)
-        behind = places[:, None] - places
-        return (behind >= 0) & (behind < window)
+        return pages.view(self._slices, -1, *pool.shape[2:])[:, : self.length]
 
 
 def _runs(batch: PagedBatch, worth: int) -> Iterator[tuple[bool, int, int]]:
