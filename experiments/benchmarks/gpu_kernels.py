@@ -899,6 +899,10 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=290.0, help="seconds after which no stage goes on")
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if unknown := [name for name in options.stages.split(",") if name not in STAGES]:
+        parser.error(f"--stages: no {unknown[0]}; there are {', '.join(STAGES)}")
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.stage:
         run_stage(options.stage, options.out)
