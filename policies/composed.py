@@ -133,11 +133,11 @@ class Composed:
         return self.overlap.run_ahead
 
     def steady(self, draft: Draft) -> int:
-        """All decodes were served, and nobody else can come in before one of them ends."""
+        """All that run were decoding and were served, and nobody else can come in before one of them ends."""
         if not getattr(self.budget, "steady", False) or draft.partial:
             return 0
         closed = draft.seats < 1 or not draft.waiting
-        return FOREVER if closed and draft.tokens == len(draft.running) else 0
+        return FOREVER if closed and draft.tokens == len(draft.running) == len(draft.decoding) else 0
 
     def fill(self, draft: Draft) -> None:
         for phase in self.budget.phases(draft):

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from playground.core import Request, Spec
@@ -83,6 +83,15 @@ def test_nothing_depends_on_the_hosts_speed(scenario):
 QUIET = dict(stages=1, ranks=1, lockstep=False)
 
 
+ONE_TOKEN_PROMPTS = Scenario(
+    Spec(blocks=5, block_size=1),
+    (Request(0, 0.0, 1, 3), Request(1, 0.0, 1, 2)),
+    Composition(TokenThrottling(max_prefill=1, min_prefill=1, wt=False)),
+)
+"""The second prompt is one token before the first one's decode, but its own decode comes after that."""
+
+
+@example(ONE_TOKEN_PROMPTS)
 @SOME
 @given(scenarios(**QUIET))
 def test_quiet_stretches_in_one_go_are_what_stepping_gives(scenario):
