@@ -51,6 +51,10 @@ class DeviceBatch:
     workspace: Any = None
     """Of the implementation; batches whose attention may run at the same time must not share one."""
 
+    def __post_init__(self) -> None:
+        if self.offsets is not None and self.tokens < 1:
+            raise ValueError(f"DeviceBatch: tokens={self.tokens} bounds the grid of {len(self.offsets) - 1} prefills")
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:

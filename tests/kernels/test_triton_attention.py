@@ -168,6 +168,11 @@ def test_a_padded_batch_of_the_device():
     assert not out[2].any()
 
 
+def test_a_batch_of_the_device_says_how_many_tokens_its_prefills_may_have():
+    with pytest.raises(ValueError, match="tokens=0 bounds the grid of 2 prefills"):
+        DeviceBatch(1, ints(3, 4, 5), torch.zeros(3, 2, dtype=torch.int32), ints(1, 5, 9))
+
+
 @pytest.mark.parametrize("window", [None, 5])
 def test_first_chunks_by_a_library(window):
     """Runs of equal lengths, a short one, and one with history, which are Triton's."""
