@@ -1,0 +1,1 @@
+"""The engine on a real GPU: checked against the CPU engine, and timed."""
