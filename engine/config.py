@@ -18,11 +18,13 @@ from playground.model import ModelShape, shipped
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding. `kind`: default, linear, llama3 or yarn; `parameters` are those of the kind."""
+    """Rotary embedding. `kind`: default, linear, dynamic, llama3 or yarn; `parameters` are those of the kind."""
 
     theta: float
     kind: str
     parameters: Mapping[str, Any]
+    width: int
+    """Elements of a head that rotate, from the first on; the others pass as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,11 @@ class DecoderConfig:
     """Token ids that end a sequence."""
     dtype: str
     """Of the checkpoint: bfloat16, float16 or float32."""
-    window: int | None = None
-    """Tokens that a query sees at most, itself included, in every layer; None: all."""
+    windows: tuple[int | None, ...]
+    """Tokens that a query sees at most, itself included, layer by layer; None: all.
+
+    What a window hides stays in the pool: KV is counted, and blocks are kept, for whole sequences in every layer.
+    """
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -65,11 +70,11 @@ def _decoder_config(config: Mapping[str, Any], path: Path, eos: tuple[int, ...])
     _refuse_unsupported(config, path)
     return DecoderConfig(
         shape=shape,
-        rms_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=_rope(config, path),
+        rms_eps=_number(config, "rms_norm_eps", path, 1e-6),
+        rope=_rope(config, shape, path),
         eos=eos,
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-        window=_window(config, path),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
+        windows=_windows(config, shape, path),
     )
 
 
@@ -91,37 +96,83 @@ def _refuse_unsupported(config: Mapping[str, Any], path: Path) -> None:
         raise EngineError(f"{path}: hidden_act={activation} is not supported; the engine has silu only")
 
 
-def _window(config: Mapping[str, Any], path: Path) -> int | None:
-    """Mistral's window holds for all layers. Qwen names one that it does not use, or uses in some layers only."""
-    mistral = "MistralForCausalLM" in config["architectures"]
-    window = config.get("sliding_window", 4096 if mistral else None)
-    if window is None or not config.get("use_sliding_window", True):
-        return None
-    if window >= config.get("max_position_embeddings", window + 1):
-        return None
-    if not mistral:
-        raise EngineError(f"{path}: sliding-window attention in some layers is not supported; use another checkpoint")
-    return int(window)
+def _windows(config: Mapping[str, Any], shape: ModelShape, path: Path) -> tuple[int | None, ...]:
+    """Each layer's window. Mistral's holds wherever nothing else is said, Qwen's must be switched on."""
+    switched_on = shape.architecture in _MISTRAL or bool(config.get("use_sliding_window"))
+    if shape.architecture == "LlamaForCausalLM":
+        return (None,) * shape.layers
+    if not switched_on or config.get("sliding_window", 4096) is None:
+        if SLIDING in (config.get("layer_types") or ()):
+            raise EngineError(f"{path}: layer_types names {SLIDING}, but no sliding_window is in use; mend either")
+        return (None,) * shape.layers
+    window = int(_number(config, "sliding_window", path, 4096))
+    # A window that no sequence outgrows is none: attention without one is faster.
+    stated = window if window < shape.max_length else None
+    return tuple(stated if slides else None for slides in _sliding(config, shape, path))
 
 
-def _rope(config: Mapping[str, Any], path: Path) -> Rope:
+def _sliding(config: Mapping[str, Any], shape: ModelShape, path: Path) -> list[bool]:
+    """Layers that a window holds for: as `layer_types` says, else Mistral's all, Qwen's from `max_window_layers` on."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = 0 if shape.architecture in _MISTRAL else config.get("max_window_layers", 28)
+        if not isinstance(first, int) or first < 0:
+            raise EngineError(f"{path}: field max_window_layers={first!r} must be an integer of at least 0")
+        return [layer >= first for layer in range(shape.layers)]
+    if not isinstance(kinds, list) or len(kinds) != shape.layers:
+        raise EngineError(f"{path}: layer_types must name a kind for each of the {shape.layers} layers")
+    if other := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
+        raise EngineError(f"{path}: layer_types={other[0]} is not supported; the engine has {FULL} and {SLIDING}")
+    return [kind == SLIDING for kind in kinds]
+
+
+def _rope(config: Mapping[str, Any], shape: ModelShape, path: Path) -> Rope:
     """From `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling` of older files."""
     stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    parameters = {"original_max_position_embeddings": config.get("max_position_embeddings"), **stated}
+    if not isinstance(stated, dict):
+        raise EngineError(f"{path}: rope_parameters={stated!r} must be an object; fetch the file again")
     kind = stated.get("rope_type") or stated.get("type") or "default"
     if kind not in _NEEDED:
-        # "dynamic" and "longrope" look at the longest sequence of a batch: tokens would depend on batching.
+        # "longrope" changes with the longest sequence of a batch: tokens would depend on batching.
         raise EngineError(f"{path}: rope_type={kind} is not supported; the engine has {', '.join(_NEEDED)}")
+    parameters = {"original_max_position_embeddings": shape.max_length, **stated}
     if missing := [name for name in _NEEDED[kind] if parameters.get(name) is None]:
         raise EngineError(f"{path}: rope_type={kind} needs {', '.join(missing)} in rope_parameters")
-    if (share := stated.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) != 1.0:
-        raise EngineError(f"{path}: partial_rotary_factor={share} is not supported; heads must rotate whole")
-    return Rope(float(stated.get("rope_theta") or config.get("rope_theta") or 10000.0), kind, parameters)
+    for name, value in stated.items():
+        if name not in ("rope_type", "type") and not isinstance(value, int | float | None):
+            raise EngineError(f"{path}: rope_parameters.{name}={value!r} is not supported; it must be a number")
+    theta = _number({**config, **stated}, "rope_theta", path, 10000.0)
+    return Rope(theta, kind, parameters, _rotary_width({**config, **stated}, shape, path))
 
 
+def _rotary_width(config: Mapping[str, Any], shape: ModelShape, path: Path) -> int:
+    share = _number(config, "partial_rotary_factor", path, 1.0)
+    width = int(shape.head_dim * share)
+    if not 0 < width <= shape.head_dim or width % 2:
+        raise EngineError(
+            f"{path}: partial_rotary_factor={share} rotates {width} of a head's {shape.head_dim} elements; it must be "
+            "an even number of them"
+        )
+    return width
+
+
+def _number(config: Mapping[str, Any], field: str, path: Path, default: float | None = None) -> float:
+    """A number above 0."""
+    value = config.get(field)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise EngineError(f"{path}: field {field}={value!r} must be a number above 0")
+    return value
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+_MISTRAL = ("MistralForCausalLM", "MinistralForCausalLM")
+
+# "dynamic" stretches what is longer than `max_position_embeddings` only, which no sequence is here.
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
+    "dynamic": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }

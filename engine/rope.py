@@ -16,16 +16,16 @@ from torch import Tensor
 from engine.config import Rope
 
 
-def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
-    """Radians per position of each pair, [head_dim / 2] in float32, and the factor on cos and sin."""
-    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+def frequencies(rope: Rope) -> tuple[Tensor, float]:
+    """Radians per position of each pair, [width / 2] in float32, and the factor on cos and sin."""
+    plain = 1.0 / rope.theta ** (torch.arange(0, rope.width, 2, dtype=torch.float32) / rope.width)
     match rope.kind:
         case "linear":
             return plain / rope.parameters["factor"], 1.0
         case "llama3":
             return _llama3(plain, rope.parameters), 1.0
         case "yarn":
-            return _yarn(plain, rope, head_dim), _yarn_scale(rope.parameters)
+            return _yarn(plain, rope), _yarn_scale(rope.parameters)
         case _:
             return plain, 1.0
 
@@ -38,21 +38,21 @@ def _llama3(plain: Tensor, parameters: Mapping[str, Any]) -> Tensor:
     return plain * kept + plain / parameters["factor"] * (1 - kept)
 
 
-def _yarn(plain: Tensor, rope: Rope, head_dim: int) -> Tensor:
+def _yarn(plain: Tensor, rope: Rope) -> Tensor:
     """Pairs that turn often stay, those that turn rarely are stretched, with a linear ramp over pairs between them."""
-    parameters = rope.parameters
+    parameters, width = rope.parameters, rope.width
 
     def pair(turns: float) -> float:
         """The pair that makes so many turns over the original length."""
         length = parameters["original_max_position_embeddings"]
-        return head_dim * log(length / (turns * 2 * pi)) / (2 * log(rope.theta))
+        return width * log(length / (turns * 2 * pi)) / (2 * log(rope.theta))
 
     first, last = pair(parameters.get("beta_fast") or 32), pair(parameters.get("beta_slow") or 1)
     if parameters.get("truncate", True):
         first, last = floor(first), ceil(last)
-    first, last = max(first, 0), min(last, head_dim - 1)
-    width = (last - first) or 0.001
-    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
+    first, last = max(first, 0), min(last, width - 1)
+    ramp = (last - first) or 0.001
+    stretched = ((torch.arange(width // 2, dtype=torch.float32) - first) / ramp).clamp(0, 1)
     return plain / parameters["factor"] * stretched + plain * (1 - stretched)
 
 

@@ -61,7 +61,7 @@ class ModelShape:
             hidden=_size(config, "hidden_size"),
             heads=heads,
             kv_heads=_size(config, "num_key_value_heads", heads),
-            head_dim=_size(config, "head_dim", _size(config, "hidden_size") // heads),
+            head_dim=_size(config, "head_dim", _head_dim(architecture, _size(config, "hidden_size"), heads)),
             intermediate=_size(config, "intermediate_size"),
             vocabulary=_size(config, "vocab_size"),
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -226,6 +226,11 @@ def _size(config: Mapping[str, Any], field: str, default: int | None = None) -> 
     return value
 
 
+def _head_dim(architecture: str, hidden: int, heads: int) -> int:
+    """Where a config does not say. Qwen3's class has a number of its own."""
+    return 128 if architecture == "Qwen3ForCausalLM" else hidden // heads
+
+
 def _dtype_bytes(config: Mapping[str, Any]) -> int:
     """`dtype` since transformers 5, `torch_dtype` before; without either the weights are float32, as there."""
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
@@ -266,6 +271,7 @@ def _qwen3(config: Mapping[str, Any]) -> _Features:
 _ARCHITECTURES: dict[str, Callable[[Mapping[str, Any]], _Features]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
+    "MinistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
 }

@@ -87,9 +87,9 @@ class Decoder:
         attend = self.ops.attention(inputs.pages)
         place = self._places.of(inputs.positions, inputs.slots)
         x = self._embed(inputs.tokens, self._embedding)  # [T, hidden]; every layer adds to it in place
-        for layer, kv in zip(self._layers, pool.layers, strict=True):
+        for layer, kv, window in zip(self._layers, pool.layers, self.config.windows, strict=True):
             queries = place(layer.qkv(x), layer.qk_norm, kv)
-            x = layer.out(attend(queries, kv, self._scale, self.config.window), x)
+            x = layer.out(attend(queries, kv, self._scale, window), x)
             x = layer.down(layer.gate_up(x), x)
         return self._head(x if inputs.rows is None else x.index_select(0, inputs.rows))
 
@@ -99,7 +99,7 @@ class _Fused:
 
     def __init__(self, config: DecoderConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
         self._op, self._heads, self._eps = ops.place_qkv, config.shape.heads, config.rms_eps
-        turns, scale = frequencies(config.rope, config.shape.head_dim)
+        turns, scale = frequencies(config.rope)
         halves = rope_halves(turns, config.shape.max_length, scale, torch.float32)
         self._cos, self._sin = (part.to(device) for part in halves)
 
@@ -115,7 +115,7 @@ class _Stepwise:
 
     def __init__(self, config: DecoderConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
         self._ops, self._shape, self._eps = ops, config.shape, config.rms_eps
-        turns, scale = frequencies(config.rope, self._shape.head_dim)
+        turns, scale = frequencies(config.rope)
         table = rope_table(turns, self._shape.max_length, scale, dtype)
         self._cos, self._sin = (part.to(device) for part in table)
 
@@ -127,7 +127,7 @@ class _Stepwise:
             rotated = qkv.view(len(qkv), -1, head_dim)[:, : heads + kv_heads]
             if norm is not None:
                 rotated.copy_(self._ops.rms_norm(rotated, norm, self._eps))
-            self._ops.rotate(rotated, cos, sin)
+            self._ops.rotate(rotated[..., : cos.shape[-1]], cos, sin)
             # The keys were changed in place, so they and the values are still side by side.
             self._ops.write_kv(qkv[:, heads * head_dim :], slots, kv)
             return rotated[:, :heads]

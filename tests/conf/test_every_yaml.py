@@ -18,7 +18,9 @@ EXPERIMENTS = [option for option in OPTIONS if option.startswith("experiment/")]
 NEEDS = {
     "backend/engine": ["model=tiny", "kv.blocks=100"],
     "backend/costed": ["model=tiny", "kv.blocks=100"],
+    "model/llama-2-70b": ["parallel=tp4"],
     "model/llama-3.1-70b": ["parallel=tp4"],
+    "model/qwen2.5-72b": ["parallel=tp4"],
     "device/cpu": ["model=tiny"],
 }
 

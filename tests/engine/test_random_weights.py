@@ -44,7 +44,8 @@ def test_the_seed_decides():
 def test_every_shipped_shape_has_a_config(name):
     config = find_config(name)
     assert config.shape == ModelShape.read(name)
-    assert config.dtype == ("float32" if name == "tiny" else "bfloat16")
+    kinds = {"tiny": "float32"} | dict.fromkeys(("llama-2-7b", "llama-2-13b", "llama-2-70b"), "float16")
+    assert config.dtype == kinds.get(name, "bfloat16")
 
 
 def test_random_text_goes_on_and_on():

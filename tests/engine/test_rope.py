@@ -36,6 +36,12 @@ CASES = {
     },
     "yarn with its factor": {"rope_parameters": {**YARN, "rope_theta": 1e4, "attention_factor": 1.5}},
     "yarn, not truncated": {"rope_parameters": {**YARN, "rope_theta": 1e4, "truncate": False}},
+    "dynamic": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    "half linear": {"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "half llama3": {
+        "rope_parameters": {**LLAMA3, "original_max_position_embeddings": 8192, "partial_rotary_factor": 0.5}
+    },
+    "half yarn": {"rope_parameters": {**YARN, "rope_theta": 1e6, "partial_rotary_factor": 0.5}},
 }
 
 
@@ -44,7 +50,7 @@ def test_frequencies(case, tmp_path):
     config = {**COMMON, **ARCHITECTURES["qwen3"], "max_position_embeddings": 32768, "head_dim": 64}
     config.pop("rope_parameters")
     (tmp_path / "config.json").write_text(json.dumps(config | CASES[case]))
-    ours, scale = frequencies(read_config(tmp_path).rope, 64)
+    ours, scale = frequencies(read_config(tmp_path).rope)
     theirs = AutoConfig.from_pretrained(tmp_path)
     kind = theirs.rope_parameters["rope_type"]
     if kind == "default":

@@ -45,8 +45,8 @@ def expected(folder):
 
 
 def test_config(folder):
-    assert find_config(folder).window == WINDOW
-    assert find_config("mistral-7b").window is None
+    assert set(find_config(folder).windows) == {WINDOW}
+    assert set(find_config("mistral-7b").windows) == {None}
 
 
 @pytest.mark.parametrize("chunk", [7, 40])

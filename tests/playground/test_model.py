@@ -1,6 +1,8 @@
 """Model shapes: sizes against published parameter counts, and one clear line for what cannot be read."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hydra.utils import instantiate
@@ -10,13 +12,24 @@ from playground.model import ModelShape, shipped
 
 # As the checkpoints' safetensors headers add up.
 PARAMETERS = {
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-2-7b": 6_738_415_616,
     "llama-3.1-70b": 70_553_706_496,
     "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
     "mistral-7b": 7_248_023_552,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-nemo-12b": 12_247_782_400,
     "qwen2.5-14b": 14_770_033_664,
     "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen2.5-7b": 7_615_616_512,
     "qwen3-0.6b": 596_049_920,
+    "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
     "smollm2-135m": 134_515_008,
 }
@@ -45,6 +58,14 @@ def test_parameters_of_published_models(name):
     assert shape.weight_bytes == 2 * PARAMETERS[name]
 
 
+def test_every_shipped_model_is_checked_and_listed():
+    assert set(shipped()) == {*PARAMETERS, "tiny"}
+    (row,) = (
+        line for line in Path("README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `model`")
+    )
+    assert set(re.findall(r"`([^`=]+)`", row)) - {"model"} == set(shipped())
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_every_yaml_builds_the_model_of_its_name(name):
     shape = instantiate(OmegaConf.load(f"conf/model/{name}.yaml"))
@@ -71,7 +92,7 @@ def test_biases_by_hand():
     # query 8 + key 4 + value 4
     assert ModelShape.from_hf(config(architectures=["Qwen2ForCausalLM"])).layer_parameters == plain + 16
     # two norms as wide as a head
-    assert ModelShape.from_hf(config(architectures=["Qwen3ForCausalLM"])).layer_parameters == plain + 4
+    assert ModelShape.from_hf(config(architectures=["Qwen3ForCausalLM"], head_dim=2)).layer_parameters == plain + 4
     # with the output's 8, and gate 16 + up 16 + down 8
     llama = ModelShape.from_hf(config(attention_bias=True, mlp_bias=True))
     assert llama.layer_parameters == plain + 16 + 8 + 40
@@ -86,6 +107,7 @@ def test_tied_tables_count_once_and_are_read_whole():
 def test_defaults_are_those_of_transformers():
     assert ModelShape.from_hf(config(num_key_value_heads=None)).kv_heads == 4
     assert ModelShape.from_hf(config(head_dim=16)).query_width == 64
+    assert ModelShape.from_hf(config(architectures=["Qwen3ForCausalLM"])).head_dim == 128
     assert ModelShape.from_hf(config(torch_dtype=None)).dtype_bytes == 4
     assert ModelShape.from_hf(config(torch_dtype=None, dtype="torch.float16")).dtype_bytes == 2
 
