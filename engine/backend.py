@@ -138,8 +138,9 @@ class TorchBackend:
         outcome = job()
         with self._changed:
             finished = self._clock()
-            done = Done(step.id, lane, launched, started, finished, outcome.tokens, outcome.ended, host=started - began)
-            self._ready.append(done)
+            self._ready.append(
+                Done(step.id, lane, launched, started, finished, **outcome._asdict(), host=started - began)
+            )
             self._changed.notify()
 
     def _note_failure(self, step: int, future: Future[None]) -> None:

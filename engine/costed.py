@@ -52,7 +52,7 @@ class CostedBackend:
         while (done.step, done.lane) not in self._outcomes:
             self._compute(self._launched.popleft())
         outcome = self._outcomes.pop((done.step, done.lane))
-        return replace(done, tokens=outcome.tokens, ended=outcome.ended)
+        return replace(done, **outcome._asdict())
 
     def close(self) -> None:
         """Close the simulation."""

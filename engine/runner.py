@@ -19,7 +19,7 @@ from engine.models.decoder import Decoder, Inputs
 from engine.sampler import Row, pick
 from engine.sequence import Ints, Sequence
 from kernels.batch import PagedBatch
-from playground.core import COPY_IN, COPY_OUT, Copy, Request, Slice, Step
+from playground.core import COPY_IN, COPY_OUT, Copy, Logprob, Request, Slice, Step
 
 
 class Outcome(NamedTuple):
@@ -27,6 +27,7 @@ class Outcome(NamedTuple):
 
     tokens: dict[int, tuple[int, ...]]
     ended: tuple[int, ...]
+    logprobs: dict[int, tuple[Logprob, ...]]
 
 
 class Pools(NamedTuple):
@@ -43,20 +44,13 @@ class Work(NamedTuple):
     sequence: Sequence
 
 
-class Sampled(NamedTuple):
-    """A token to be picked: its sequence, and the position it will have."""
-
-    sequence: Sequence
-    position: int
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One rank's share of a lane, ready to run. `sampled`: whose tokens the rows of logits are, in order."""
 
     rank: int
     inputs: Inputs
-    sampled: list[Sampled]
+    sampled: list[Row]
 
 
 Job = Callable[[], Outcome]
@@ -119,7 +113,7 @@ class Runner:
         work = [self._placed(part, size) for part in slices]
         # Alike slices side by side: attention pads neighbours to one size.
         work.sort(key=lambda item: (item.part.length, item.part.start, item.part.sequence))
-        sampled = [Sampled(sequence, part.start + part.length) for part, sequence in work if part.samples]
+        sampled = [Row(sequence, part.start + part.length) for part, sequence in work if part.samples]
         return Batch(rank, self._inputs(work, size), sampled)
 
     def _placed(self, part: Slice, block_size: int) -> Work:
@@ -161,21 +155,22 @@ class Runner:
     def _run(self, copies: list[Copy], batches: list[Batch]) -> Outcome:
         for copy in copies:
             self._copy(copy)
-        tokens: dict[int, tuple[int, ...]] = {}
         ended: list[int] = []
+        outcome = Outcome({}, (), {})
         for batch in batches:
-            self._forward(batch, tokens, ended)
-        return Outcome(tokens, tuple(ended))
+            self._forward(batch, outcome, ended)
+        return outcome._replace(ended=tuple(ended))
 
-    def _forward(self, batch: Batch, tokens: dict[int, tuple[int, ...]], ended: list[int]) -> None:
+    def _forward(self, batch: Batch, outcome: Outcome, ended: list[int]) -> None:
         logits = self._model(batch.inputs, self._pools[batch.rank].device)
-        rows = [Row(sequence.request.sampling, position) for sequence, position in batch.sampled]
-        picked = pick(logits, rows, self._model.ops.sample)
-        for (sequence, position), token in zip(batch.sampled, picked, strict=True):
+        picked = pick(logits, batch.sampled, self._model.ops)
+        for index, ((sequence, position), token) in enumerate(zip(batch.sampled, picked.ids, strict=True)):
             if not sequence.accept(position, token, self._model.config.eos):
                 continue  # launched before anybody knew that the sequence had ended
             id = sequence.request.id
-            tokens[id] = (token,)
+            outcome.tokens[id] = (token,)
+            if index in picked.logprobs:
+                outcome.logprobs[id] = (picked.logprobs[index],)
             if sequence.end is not None:
                 ended.append(id)
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.prompts import prompt_tokens
+from kernels.reference import COUNT_MASK, IN_PROMPT
 from playground.core import Request
 
 Ints = NDArray[np.int64]
@@ -86,3 +87,11 @@ class Sequence:
         if sampled >= request.max_tokens or token in request.sampling.stop_token_ids:
             return True
         return token in eos and not request.sampling.ignore_eos
+
+
+def token_counts(sequence: Sequence, end: int, vocabulary: int) -> NDArray[np.int16]:
+    """How often each token is among the first `end`, as penalties want it (`SamplingRows.counts`): [vocabulary]."""
+    prompt, output = np.split(sequence.tokens[:end], [sequence.request.prompt_length])
+    counts = np.minimum(np.bincount(output, minlength=vocabulary), COUNT_MASK)
+    counts[prompt] |= IN_PROMPT
+    return counts.astype(np.int16)

@@ -18,6 +18,9 @@ MAIN = "main"
 COPY_IN, COPY_OUT = "copy_in", "copy_out"
 """Lanes of swap copies: host to device, device to host."""
 
+MOST_LOGPROBS = 20
+"""Alternatives that may be told of each token, as many as OpenAI's API and vLLM allow by default."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slo:
@@ -30,7 +33,17 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an engine picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token."""
+    """How an engine picks tokens, and what it tells of them. The defaults are greedy, and tell nothing.
+
+    First the penalties change the logits, for greedy requests too. `repetition_penalty` divides positive logits and
+    multiplies negative ones of all tokens seen, prompt included, as in Hugging Face's `generate`; for each time that a
+    token was sampled `frequency_penalty` is subtracted, and `presence_penalty` once if it was at all, as in OpenAI's
+    API. Then come `temperature` (0: the likeliest token), `min_p` (the least share kept, relative to the likeliest
+    token's), `top_k` (0: all) and `top_p`, as in vLLM.
+
+    `logprobs`: with every token comes the log of its share in the model's own distribution, before penalties and
+    temperature, and those of so many likeliest tokens; None: neither.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -38,6 +51,11 @@ class Sampling:
     seed: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < inf:
@@ -45,7 +63,23 @@ class Sampling:
         if self.top_k < 0:
             raise ValueError(f"sampling.top_k={self.top_k} must be 0 (off) or more")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"sampling.top_p={self.top_p} must lie in (0, 1]")
+            raise ValueError(f"sampling.top_p={self.top_p} must lie in (0, 1]; 1 is off")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"sampling.min_p={self.min_p} must lie in [0, 1]; 0 is off")
+        if not 0 < self.repetition_penalty < inf:
+            raise ValueError(f"sampling.repetition_penalty={self.repetition_penalty} must be above 0; 1 is off")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= (value := getattr(self, name)) <= 2:
+                raise ValueError(f"sampling.{name}={value} must lie in [-2, 2]; 0 is off")
+        if self.logprobs is not None and not (isinstance(self.logprobs, int) and 0 <= self.logprobs <= MOST_LOGPROBS):
+            raise ValueError(
+                f"sampling.logprobs={self.logprobs} must be None (off) or a whole number up to {MOST_LOGPROBS}"
+            )
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that came before change what comes next."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +210,14 @@ class Step:
         object.__setattr__(self, "lanes", tuple(names))
 
 
+class Logprob(NamedTuple):
+    """The log of a sampled token's share in the model's distribution, and of the likeliest tokens' with their ids."""
+
+    value: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(id, log of its share), the likeliest first; the sampled token is among them only if it is that likely."""
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """One lane of one step is complete.
@@ -183,7 +225,8 @@ class Done:
     Times are seconds since the run began; `host` is the host's share of the launch, in seconds. `tokens` holds, for
     each sequence that sampled, the tokens it got (in a backend without tensors every id is 0: only their number
     means anything). `ended`: sequences that got their last token. `ticks`: finish times of each repetition when
-    `count` > 1. `stages`: (started, finished) on each pipeline stage where there are several.
+    `count` > 1. `stages`: (started, finished) on each pipeline stage where there are several. `logprobs`: one for each
+    of the `tokens` of those sequences that asked for them; traces do not keep them.
     """
 
     step: int
@@ -197,6 +240,7 @@ class Done:
     count: int = 1
     ticks: tuple[float, ...] = ()
     stages: tuple[tuple[float, float], ...] = ()
+    logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the device, where the next one finds it, and is read by the host when the step i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
@@ -22,8 +22,8 @@ from engine.cuda.forward import Forward, least_shape, pack
 from engine.cuda.graphs import Graphs
 from engine.cuda.memory import GRAPHS, Memory, fitting_blocks
 from engine.cuda.parcel import Parcel, Parcels
-from engine.cuda.residents import Residents, Sampled
-from engine.cuda.state import SlotState, Words
+from engine.cuda.residents import Residents, Sampled, asked, told, top_asked
+from engine.cuda.state import Picking, SlotState, Words
 from engine.cuda.swap import Swap
 from engine.cuda.timeline import Clock, CudaTimeline, Mark, Timeline
 from engine.cuda.warmup import WARM_SLICES, measured, run_idle
@@ -31,7 +31,7 @@ from engine.errors import EngineError, StepFailed
 from engine.kv import KvPool, block_bytes
 from engine.models.decoder import Decoder
 from kernels import reference
-from playground.core import COPY_IN, COPY_OUT, Copy, Done, Slice, Spec, Step
+from playground.core import COPY_IN, COPY_OUT, Copy, Done, Logprob, Slice, Spec, Step
 
 PAUSE = 2e-5
 """Seconds between two looks at the device while it has more work than the step that is waited for."""
@@ -54,6 +54,8 @@ class Flight:
     """Of its batch, see `Residents.order`."""
     sampled: Sampled | None = None
     parcel: Parcel | None = None
+    shares: Tensor | None = None
+    """The parcel's table of logprobs, if somebody asked."""
 
 
 @dataclass(slots=True)
@@ -133,7 +135,7 @@ class CudaBackend:
                 run_idle(self._forward, self._state, slices, 2, 1, self._model.device)
         if self._graphs is not None:
             before = _reserved(self._model.device)
-            self._graphs.capture_all(draws=False)
+            self._graphs.capture_all(Picking.GREEDY)
             self._graph_bytes = _reserved(self._model.device) - before
         self._clock = Clock(self._timeline)
 
@@ -183,31 +185,35 @@ class CudaBackend:
     def _compute(self, step: Step, lane: str, parts: Iterable[Slice], launched: float) -> None:
         began, parts = perf_counter(), list(parts)
         placed = self._residents.place(parts)
-        draws = any(resident.draws for resident in placed)
+        picking = asked(placed)
+        top = top_asked(placed) if Picking.LOGPROBS in picking else 0
         graph = None if self._graphs is None else self._graphs.shape(parts)
         shape = graph or least_shape(parts)
         numbers, sampled = pack(placed, parts, shape, self._state.scratch)
+        counts = self._residents.recount(sampled) if Picking.PENALTIES in picking else ()
         parcel = self._parcels.take()
         with self._timeline.computing():
-            packed, begun = self._send(parcel, numbers)
-            if graph is None or self._graphs is None:
-                ids = self._forward(packed, shape, draws)
-            else:
-                ids = self._graphs.run(packed, shape, draws)
+            packed, begun = self._send(parcel, numbers, counts)
+            run = self._forward if graph is None or self._graphs is None else self._graphs.run
+            ids, table = run(packed, shape, picking, top)
             count = len(sampled.positions)
             parcel.answers[:count].copy_(ids[:count], non_blocking=True)
+            shares = None if table is None else parcel.fetch(table[:count])
             ended = self._timeline.mark()
         host = perf_counter() - began
         self._computing.flights.append(
-            Flight(step.id, lane, launched, begun, ended, host, self._residents.order, sampled, parcel)
+            Flight(step.id, lane, launched, begun, ended, host, self._residents.order, sampled, parcel, shares)
         )
 
-    def _send(self, parcel: Parcel, numbers: Words) -> tuple[Tensor, Mark]:
-        """Upload a batch with what else is new, and bring the state up to date."""
-        packed, places, words = parcel.send([numbers, *self._residents.news()])
+    def _send(self, parcel: Parcel, numbers: Words, counts: Sequence[Words]) -> tuple[Tensor, Mark]:
+        """Upload a batch with what else is new, and bring the state up to date; `counts` as `recount` gives them."""
+        packed, places, words, *recounted = parcel.send([numbers, *self._residents.news(), *counts])
         begun = self._timeline.mark()
         if len(places):
             self._state.write(places, words)
+        if recounted:
+            self._state.make_counts(self._model.shape.vocabulary)
+            self._state.write_counts(*recounted)
         return packed, begun
 
     def _copy(self, step: Step, lane: str, launched: float) -> None:
@@ -295,12 +301,17 @@ class CudaBackend:
         finished = queue.latest = max(finished, queue.latest)
         tokens: dict[int, tuple[int, ...]] = {}
         ended: tuple[int, ...] = ()
+        logprobs: dict[int, tuple[Logprob, ...]] = {}
         if flight.sampled is not None and flight.parcel is not None:
             self._residents.completed = flight.order
             answers = flight.parcel.answers[: len(flight.sampled.positions)].tolist()
             tokens, ended = self._residents.take_back(flight.sampled, answers)
+            if flight.shares is not None:
+                logprobs = told(flight.sampled, flight.shares.tolist(), tokens)
             self._parcels.give_back(flight.parcel)
-        return Done(flight.step, flight.lane, flight.launched, started, finished, tokens, ended, host=flight.host)
+        return Done(
+            flight.step, flight.lane, flight.launched, started, finished, tokens, ended, flight.host, logprobs=logprobs
+        )
 
     # --- memory
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from engine.cuda.residents import Resident, Sampled, slots_of
-from engine.cuda.state import SlotState, Words
+from engine.cuda.state import Picking, SlotState, Words
 from engine.kv import KvPool
+from engine.logprobs import share_table
 from engine.models.decoder import Decoder, Inputs
 from kernels.batch import DeviceBatch
 from playground.core import Slice
@@ -45,6 +46,11 @@ class Shape(NamedTuple):
             return [self.decodes] * 2
         tokens, slices = self.decodes + self.tokens, self.decodes + self.slices
         return [tokens, tokens, slices, slices, self.slices and self.slices + 1, self.rows]
+
+    @property
+    def wanted(self) -> int:
+        """Rows of logits."""
+        return self.decodes if self.rows is None else self.rows
 
 
 def nothing_but_decodes(parts: Sequence[Slice]) -> bool:
@@ -124,6 +130,13 @@ def _fill_mixed(
     return Sampled(sampling, (starts + lengths)[samples].tolist())
 
 
+class Picked(NamedTuple):
+    """Ids of the wanted rows and, if somebody asked, their table of logprobs, see `share_table`."""
+
+    ids: Tensor
+    logprobs: Tensor | None = None
+
+
 class Forward:
     """The model with a KV pool and the state of the slots."""
 
@@ -132,19 +145,23 @@ class Forward:
         self._state = state
         self._pool = pool
 
+    def __call__(self, packed: Tensor, shape: Shape, picking: Picking, top: int = 0) -> Picked:
+        """The model and `pick`, of a batch that `pack` packed."""
+        return self.pick(self.logits(packed, shape), packed, shape, picking, top)
+
     @torch.inference_mode()
-    def __call__(self, packed: Tensor, shape: Shape, draws: bool) -> Tensor:
-        """Ids of the wanted rows, of a batch that `pack` packed; `draws`: some of them are not the likeliest."""
+    def logits(self, packed: Tensor, shape: Shape) -> Tensor:
+        """Of the wanted rows, [rows, vocabulary]."""
         run = self._decode if shape.rows is None else self._mixed
-        return run(packed.split(shape.sizes), shape, draws)
+        return run(packed.split(shape.sizes), shape)
 
-    def _decode(self, parts: tuple[Tensor, ...], shape: Shape, draws: bool) -> Tensor:
+    def _decode(self, parts: tuple[Tensor, ...], shape: Shape) -> Tensor:
         slots, contexts = parts
-        batch = DeviceBatch(shape.decodes, contexts.int(), self._state.tables.index_select(0, slots))
-        logits = self._logits(slots, contexts - 1, None, batch)
-        return self._pick(logits, slots, contexts, draws)
+        tables = self._state.tables.index_select(0, slots)
+        batch = DeviceBatch(shape.decodes, contexts.int(), tables)
+        return self._run(slots, contexts - 1, None, batch)
 
-    def _mixed(self, parts: tuple[Tensor, ...], shape: Shape, draws: bool) -> Tensor:
+    def _mixed(self, parts: tuple[Tensor, ...], shape: Shape) -> Tensor:
         token_slots, positions, slots, contexts, offsets, rows = parts
         batch = DeviceBatch(
             decodes=shape.decodes,
@@ -153,15 +170,33 @@ class Forward:
             offsets=offsets.int() if shape.slices else None,
             tokens=shape.tokens,
         )
-        logits = self._logits(token_slots, positions, rows, batch)
-        return self._pick(logits, token_slots.index_select(0, rows), positions.index_select(0, rows) + 1, draws)
+        return self._run(token_slots, positions, rows, batch)
 
-    def _logits(self, slots: Tensor, positions: Tensor, rows: Tensor | None, batch: DeviceBatch) -> Tensor:
+    def _run(self, slots: Tensor, positions: Tensor, rows: Tensor | None, batch: DeviceBatch) -> Tensor:
         state, real = self._state, positions.clamp(min=0)
         places = state.kv_places(slots, real).masked_fill_(positions < 0, -1)
         return self._model(Inputs(state.tokens(slots, real), real, places, rows, batch), self._pool)
 
-    def _pick(self, logits: Tensor, slots: Tensor, positions: Tensor, draws: bool) -> Tensor:
-        ids: Tensor = self._model.ops.pick(logits, self._state.sampling(slots, positions) if draws else None)
-        self._state.store(slots, positions, ids)
-        return ids
+    @torch.inference_mode()
+    def pick(self, logits: Tensor, packed: Tensor, shape: Shape, picking: Picking, top: int = 0) -> Picked:
+        """A token for each wanted row, stored and counted where the next step finds it.
+
+        `picking` is all that some row asks for, `top` how many alternatives its logprobs hold.
+        """
+        state, ops = self._state, self._model.ops
+        slots, positions = _wanted(packed.split(shape.sizes), shape)
+        rows = state.sampling(slots, positions, picking) if picking & ~Picking.LOGPROBS else None
+        ids: Tensor = ops.pick(logits, rows)
+        state.store(slots, positions, ids)
+        if state.counts is not None and Picking.PENALTIES in picking:
+            ops.count_tokens(state.counts, state.counted(slots), ids)
+        return Picked(ids, share_table(logits, ids, top, ops) if Picking.LOGPROBS in picking else None)
+
+
+def _wanted(parts: tuple[Tensor, ...], shape: Shape) -> tuple[Tensor, Tensor]:
+    """Slots of the tokens that are wanted, and the positions they will have."""
+    if shape.rows is None:
+        slots, contexts = parts
+        return slots, contexts
+    token_slots, positions, *_, rows = parts
+    return token_slots.index_select(0, rows), positions.index_select(0, rows) + 1

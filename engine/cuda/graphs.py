@@ -6,12 +6,13 @@ What a graph saves is the host's time for hundreds of launches, which a step of 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from engine.cuda.forward import SLICES, Shape, nothing_but_decodes
+from engine.cuda.forward import SLICES, Forward, Picked, Shape, nothing_but_decodes
+from engine.cuda.state import Picking
 from engine.cuda.timeline import Timeline, Work
 from playground.core import Slice
 
@@ -36,7 +37,7 @@ class Graphs:
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Shape, bool], Tensor],
+        forward: Forward,
         most: int,
         scratch: int,
         timeline: Timeline,
@@ -51,7 +52,9 @@ class Graphs:
         largest = max(sum(shape.sizes) for shape in self.shapes())
         self._packed = torch.zeros(largest, dtype=torch.int64, device=timeline.device)
         """Where all graphs read their batch: one runs at a time."""
-        self._captured: dict[tuple[Shape, bool], Work] = {}
+        self._captured: dict[tuple[Shape, Picking | None], Work] = {}
+        self._logits: Tensor | None = None
+        """Where graphs that do not pick leave their logits: one place for all, made when somebody needs it."""
 
     def __len__(self) -> int:
         return len(self._captured)
@@ -77,24 +80,46 @@ class Graphs:
             return None
         return _mixed_shape(rows, tokens)
 
-    def capture_all(self, draws: bool) -> None:
+    def capture_all(self, picking: Picking) -> None:
         """The largest first: the smaller ones find room in the memory that it left."""
         for shape in self.shapes():
-            self._graph(shape, draws)
+            self._graph(shape, picking)
 
-    def run(self, packed: Tensor, shape: Shape, draws: bool) -> Tensor:
-        """Queue a batch that was packed to a graph's shape -> ids of its rows, good until the next run."""
-        replay = self._graph(shape, draws)
-        self._packed[: len(packed)].copy_(packed)
-        return replay()
+    def run(self, packed: Tensor, shape: Shape, picking: Picking, top: int = 0) -> Picked:
+        """Queue a batch that was packed to a graph's shape -> its rows' tokens, good until the next run.
 
-    def _graph(self, shape: Shape, draws: bool) -> Work:
-        if (shape, draws) not in self._captured:
+        What is rarely asked for is picked outside of the graph, from the logits that it leaves: every combination
+        would want graphs of its own, and captures in mid-run, to save a dozen launches beside the model's hundreds.
+        """
+        replay = self._graph(shape, None if picking.rare else picking)
+        own = self._packed[: len(packed)]
+        own.copy_(packed)
+        result = replay()
+        return self._forward.pick(result, own, shape, picking, top) if picking.rare else Picked(result)
+
+    def _graph(self, shape: Shape, picking: Picking | None) -> Work:
+        """The captured step that picks so, or else leaves logits."""
+        if (shape, picking) not in self._captured:
             packed = self._packed[: sum(shape.sizes)]
             # Capturing runs the work, too: for nobody, since other rows' blocks may belong to others by now.
             packed.copy_(idle(shape, self._scratch))
-            self._captured[shape, draws] = self._timeline.capture(lambda: self._forward(packed, shape, draws))
-        return self._captured[shape, draws]
+            work = self._leaving_logits(packed, shape) if picking is None else self._picking(packed, shape, picking)
+            self._captured[shape, picking] = self._timeline.capture(work)
+        return self._captured[shape, picking]
+
+    def _picking(self, packed: Tensor, shape: Shape, picking: Picking) -> Work:
+        return lambda: self._forward(packed, shape, picking).ids
+
+    def _leaving_logits(self, packed: Tensor, shape: Shape) -> Work:
+        """Copied out of the graph's own memory, which other captures may use once this one is over."""
+
+        def work() -> Tensor:
+            logits = self._forward.logits(packed, shape)
+            if self._logits is None:  # never while capturing, since work is run before
+                self._logits = logits.new_empty(max(shape.wanted for shape in self.shapes()), logits.shape[1])
+            return self._logits[: len(logits)].copy_(logits)
+
+        return work
 
 
 def idle(shape: Shape, scratch: int) -> Tensor:

@@ -24,6 +24,8 @@ class Parcel:
         self._timeline = timeline
         self.answers = torch.empty(answers, dtype=torch.int64, pin_memory=timeline.pinned)
         """Tokens of a step in flight: read them when it is done."""
+        self._shares = torch.empty(0, dtype=torch.float64)
+        """Logprobs that come back, if somebody asks for them."""
         self._grow(words)
 
     def send(self, parts: Sequence[Words]) -> list[Tensor]:
@@ -38,6 +40,12 @@ class Parcel:
             self._words[start : start + len(part)] = part
         self._timeline.upload(self._device[:used], self._host[:used])
         return [self._device[start : start + len(part)] for start, part in zip(starts, parts, strict=True)]
+
+    def fetch(self, table: Tensor) -> Tensor:
+        """Queue a table's way to the host, float64: there it can be read when the step is done."""
+        if table.numel() > self._shares.numel():
+            self._shares = torch.empty(2 * table.numel(), dtype=torch.float64, pin_memory=self._timeline.pinned)
+        return self._shares[: table.numel()].view(table.shape).copy_(table, non_blocking=True)
 
     def _grow(self, words: int) -> None:
         self._host = torch.empty(words, dtype=torch.int64, pin_memory=self._timeline.pinned)

@@ -5,16 +5,20 @@ It touches no tensor. Numbers to be sent are collected while slices are placed a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.cuda.state import SlotState, Words
+from engine.cuda.state import Picking, SlotState, Words, picking
 from engine.errors import EngineError
+from engine.logprobs import read_logprob
 from engine.sequence import Sequence as Text
-from playground.core import COPY_IN, Copy, Request, Slice
+from engine.sequence import token_counts
+from playground.core import COPY_IN, Copy, Logprob, Request, Slice
 
 
 @dataclass(slots=True)
@@ -22,8 +26,8 @@ class Resident:
     """A sequence that the backend knows."""
 
     text: Text
-    draws: bool
-    """Whether its tokens are drawn, not the likeliest."""
+    picking: int
+    """What its request asks for, a `Picking` (as a plain number, since flags of `enum` are slow to combine)."""
     slot: int | None = None
     ready: int = 0
     """Up to where the device's row of tokens can be read, by work that is queued from now on."""
@@ -33,6 +37,8 @@ class Resident:
     """Tokens that the blocks hold; 0 if the device's table is out of date."""
     last: int = 0
     """The last batch that it had a slice in."""
+    counted: int = 0
+    """Up to where the device has counted its tokens, if it is penalised, by work that is queued from now on."""
 
 
 class Sampled(NamedTuple):
@@ -64,7 +70,7 @@ class Residents:
     def start(self, requests: Iterable[Request]) -> None:
         for request in requests:
             text = Text(request, self._vocabulary)
-            self._known[request.id] = Resident(text, request.sampling.temperature > 0)
+            self._known[request.id] = Resident(text, int(picking(request.sampling)))
 
     def end(self, ids: Iterable[int]) -> None:
         """Forget sequences that no later step names. Work in flight may yet write to their slots, but before others."""
@@ -146,7 +152,7 @@ class Residents:
 
     def _seat(self, resident: Resident) -> None:
         slot = self._free.pop() if self._free else self._unseat()
-        resident.slot, resident.ready, resident.tabled = slot, 0, 0
+        resident.slot, resident.ready, resident.tabled, resident.counted = slot, 0, 0, 0
         places, words = self._state.sampling_words(slot, resident.text.request.sampling)
         self._places.append(places)
         self._words.append(words)
@@ -160,6 +166,27 @@ class Residents:
         slot = _slot(victim)
         victim.slot, victim.room = None, 0
         return slot
+
+    # --- penalties
+
+    def recount(self, sampled: Sampled) -> tuple[Words, Words, Words]:
+        """What the device must know before it penalises: slots whose counts begin anew, their places and values there.
+
+        Counts are current as long as the device itself samples, and so counts, token after token. They are not in a
+        slot that was just given, nor where a position is sampled again; then all tokens before are known to the host.
+        """
+        slots, places, values = [_NOTHING], [_NOTHING], [_NOTHING]
+        for resident, position in zip(*sampled, strict=True):
+            if not resident.picking & Picking.PENALTIES:
+                continue
+            if resident.counted != position:
+                counts, slot = token_counts(resident.text, position, self._vocabulary), _slot(resident)
+                seen = counts.nonzero()[0]
+                slots.append(np.array([slot]))
+                places.append(slot * self._vocabulary + seen)
+                values.append(counts[seen].astype(np.int64))
+            resident.counted = position + 1
+        return np.concatenate(slots), np.concatenate(places), np.concatenate(values)
 
     # --- copies and results
 
@@ -188,6 +215,26 @@ class Residents:
 
 
 _NOTHING: Words = np.empty(0, dtype=np.int64)
+
+
+def asked(placed: Iterable[Resident]) -> Picking:
+    """All that these ask for."""
+    return Picking(reduce(or_, [resident.picking for resident in placed]))
+
+
+def top_asked(placed: Iterable[Resident]) -> int:
+    """The most alternatives that one of these wants to know of its tokens."""
+    return max(resident.text.request.sampling.logprobs or 0 for resident in placed)
+
+
+def told(sampled: Sampled, table: Sequence[Sequence[float]], brought: Container[int]) -> dict[int, tuple[Logprob, ...]]:
+    """Logprobs of those who asked, of the sequences that `brought` tokens; a row of the table for each that sampled."""
+    found: dict[int, tuple[Logprob, ...]] = {}
+    for resident, shares in zip(sampled.residents, table, strict=True):
+        request = resident.text.request
+        if (top := request.sampling.logprobs) is not None and request.id in brought:
+            found[request.id] = (read_logprob(shares, top),)
+    return found
 
 
 def slots_of(placed: Iterable[Resident]) -> list[int]:

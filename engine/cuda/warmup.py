@@ -6,7 +6,7 @@ import torch
 
 from engine.cuda.forward import ROWS, Forward, least_shape, pack
 from engine.cuda.residents import Resident
-from engine.cuda.state import SlotState
+from engine.cuda.state import Picking, SlotState
 from engine.errors import EngineError
 from engine.sequence import Sequence as Text
 from playground.core import Request, Slice
@@ -17,13 +17,13 @@ WARM_SLICES = (1, 32)
 
 def run_idle(forward: Forward, state: SlotState, slices: int, length: int, rows: int, device: torch.device) -> None:
     """Prefills of `length` tokens, some of which sample. Whatever KV the pool's first block holds is overwritten."""
-    nobody = Resident(Text(Request(0, 0.0, 1, 1, prompt=(0,)), 1), draws=False, slot=state.scratch)
+    nobody = Resident(Text(Request(0, 0.0, 1, 1, prompt=(0,)), 1), Picking.GREEDY, slot=state.scratch)
     parts = [Slice(0, 0, 0, 0, length, index < rows, ()) for index in range(slices)]
     shape = least_shape(parts)
     if shape.rows is not None:
         shape = shape._replace(decodes=max(shape.decodes, ROWS), rows=rows)
     packed, _ = pack([nobody] * slices, parts, shape, state.scratch)
-    forward(torch.from_numpy(packed).to(device), shape, draws=False)
+    forward(torch.from_numpy(packed).to(device), shape, Picking.GREEDY)
 
 
 def measured(forward: Forward, state: SlotState, tokens: int, max_length: int, seqs: int, device: torch.device) -> int:

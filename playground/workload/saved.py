@@ -51,6 +51,11 @@ SCHEMA = pa.schema(
                     ("seed", pa.int64()),
                     ("ignore_eos", pa.bool_()),
                     ("stop_token_ids", pa.list_(pa.int64())),
+                    ("min_p", pa.float64()),
+                    ("repetition_penalty", pa.float64()),
+                    ("presence_penalty", pa.float64()),
+                    ("frequency_penalty", pa.float64()),
+                    ("logprobs", pa.int64()),
                 ]
             ),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, Request, Sampling, Slice, Step
+from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, Logprob, Request, Sampling, Slice, Step
 
 
 @dataclass
@@ -17,6 +17,7 @@ class Live:
     blocks: list[int] = field(default_factory=list)
     host_blocks: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
     ended: bool = False
 
     @property
@@ -110,6 +111,7 @@ class Driver:
     def take_back(self, outcome):
         for id, tokens in outcome.tokens.items():
             self.live[id].output += tokens
+            self.live[id].logprobs += outcome.logprobs.get(id, ())
         for id in outcome.ended:
             self.live[id].ended = True
 

@@ -12,7 +12,7 @@ from engine.cuda.forward import Shape, least_shape, pack
 from engine.cuda.graphs import TOKENS, decode_sizes, mixed_sizes
 from engine.cuda.memory import fitting_blocks
 from engine.cuda.residents import Resident
-from engine.cuda.state import SlotState
+from engine.cuda.state import Picking, SlotState
 from engine.cuda.swap import _runs
 from engine.cuda.timeline import REBASE, Clock
 from engine.errors import EngineError, StepFailed
@@ -192,7 +192,7 @@ def test_the_graph_of_a_batch(backend):
 def test_a_batch_in_numbers():
     """Two decodes and two prefills, one of which does not sample, in a shape with room."""
     state = SlotState(Spec(blocks=9, max_length=64), 4, torch.device("cpu"))
-    people = [Resident(None, False, slot=slot) for slot in (3, 0, 2, 1)]
+    people = [Resident(None, Picking.GREEDY, slot=slot) for slot in (3, 0, 2, 1)]
     parts = [
         part(3)._replace(start=4), part(1)._replace(start=9), part(2, samples=False)._replace(start=0),
         part(1)._replace(start=5),

@@ -43,7 +43,7 @@ def answers(model, graphs):
     )  # fmt: skip
     if graphs:
         backend._graphs._tokens = (24,)
-        backend._graphs.capture_all = lambda draws: None
+        backend._graphs.capture_all = lambda picking: None
     backend.now()
     backend._pool.data.fill_(float("nan"))
     driver = BackendDriver(backend, range(40), range(8))
