@@ -8,6 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+Span = tuple[int, int]
+"""Where a slice starts in its sequence, and its length."""
+
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
@@ -27,7 +30,11 @@ class PagedBatch:
     @property
     def contexts(self) -> list[int]:
         """Tokens that the last query of each slice sees, itself included."""
-        return [start + length for start, length in zip(self.starts, self.lengths, strict=True)]
+        return [start + length for start, length in self.spans]
+
+    @property
+    def spans(self) -> list[Span]:
+        return list(zip(self.starts, self.lengths, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +57,44 @@ class DeviceBatch:
     """At least the tokens of all prefill slices: bounds the grid, so a graph's bucket will do."""
     workspace: Any = None
     """Of the implementation; batches whose attention may run at the same time must not share one."""
+    spans: Sequence[Span] = ()
+    """The same numbers for whoever chooses by them on the host: of every decode row, then of every prefill slice.
+
+    Padding is (0, 0), behind the real decode rows, and left out behind the last prefill. Empty where the host does not
+    know them, as in a captured graph, which serves many batches.
+    """
 
     def __post_init__(self) -> None:
         if self.offsets is not None and self.tokens < 1:
             raise ValueError(f"DeviceBatch: tokens={self.tokens} bounds the grid of {len(self.offsets) - 1} prefills")
+        if self.spans and not self.decodes <= len(self.spans) <= len(self.contexts):
+            raise ValueError(
+                f"DeviceBatch: {len(self.spans)} spans for {self.decodes} decode rows in {len(self.contexts)} slices"
+            )
+
+    @property
+    def prefills(self) -> Sequence[Span]:
+        """As far as the host knows them."""
+        return self.spans[self.decodes :]
+
+    def rows(self) -> DeviceBatch:
+        """The decode rows alone."""
+        count = self.decodes
+        return DeviceBatch(
+            count, self.contexts[:count], self.tables[:count], workspace=self.workspace, spans=self.spans[:count]
+        )
+
+    def part(self, first: int, last: int) -> DeviceBatch:
+        """The prefill slices first .. last, which the host knows, alone: their tokens stay where they are."""
+        if self.offsets is None:
+            raise ValueError("DeviceBatch: it has no prefills to take a part of")
+        spans = self.prefills[first:last]
+        begin, end = self.decodes + first, self.decodes + last
+        # Copies, since kernels are compiled anew for pointers that are not aligned like those of whole tensors.
+        contexts, tables, offsets = self.contexts[begin:end], self.tables[begin:end], self.offsets[first : last + 1]
+        return DeviceBatch(
+            0, contexts.clone(), tables.clone(), offsets.clone(), sum(length for _, length in spans), spans=spans
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,4 +62,5 @@ def on_device(batch: PagedBatch) -> DeviceBatch:
         tables=batch.tables.int(),
         offsets=moved(edges) if len(edges) > 1 else None,
         tokens=edges[-1] - decodes,
+        spans=batch.spans,
     )

@@ -5,9 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from torch.nn.attention import SDPBackend
-
-from kernels import cudnn, reference
+from kernels import reference
 from kernels.batch import DeviceBatch
 from kernels.triton import decode as decoding
 from kernels.triton import prefill as prefilling
@@ -171,22 +169,6 @@ def test_a_padded_batch_of_the_device():
 def test_a_batch_of_the_device_says_how_many_tokens_its_prefills_may_have():
     with pytest.raises(ValueError, match="tokens=0 bounds the grid of 2 prefills"):
         DeviceBatch(1, ints(3, 4, 5), torch.zeros(3, 2, dtype=torch.int32), ints(1, 5, 9))
-
-
-@pytest.mark.parametrize("window", [None, 5])
-def test_first_chunks_by_a_library(window):
-    """Runs of equal lengths, a short one, and one with history, which are Triton's."""
-    q, pool, batch, wanted = mixed([(9, 1), (0, 8), (0, 8), (0, 3), (0, 10), (4, 8)])
-    attend = cudnn.Attention(batch, [SDPBackend.MATH], worth=8)
-    if window is not None:
-        wanted = reference.Attention(batch)(q, pool, 0.3, window)
-    assert error(attend(q, pool, 0.3, window), wanted) < 1e-5
-
-
-def test_the_library_leaves_device_batches_to_triton():
-    q, pool, batch, wanted = mixed([(9, 1), (20, 1)])
-    device = DeviceBatch(2, ints(10, 21), batch.tables.int())
-    assert error(cudnn.Attention(device)(q, pool, 0.3), wanted) < 1e-5
 
 
 def test_bf16_as_it_is_would_be_wrong(monkeypatch):
