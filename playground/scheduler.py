@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
 from random import Random
 
@@ -267,9 +268,10 @@ class Scheduler:
         self.ranks[rank].enqueue(sequence)
 
     def _launch(self, group: Group, drafts: list[Draft], now: float) -> Step:
-        slices = tuple(part for draft in drafts for part in draft.slices)
-        self._check_limits(slices)
-        copies = tuple(copy for draft in drafts for copy in draft.copies)
+        by_rank = [draft.slices for draft in drafts]
+        self._check_limits(by_rank)
+        slices = tuple(chain.from_iterable(by_rank))
+        copies = tuple(chain.from_iterable([draft.copies for draft in drafts]))
         starts = tuple(self._first_seen(group, slices))
         ends, group.ends = tuple(group.ends), []
         computing = {part.rank for part in slices} if self.spec.lockstep else ()
@@ -283,12 +285,10 @@ class Scheduler:
         self._count_in(slices)
         return step
 
-    def _check_limits(self, slices: Iterable[Slice]) -> None:
+    def _check_limits(self, by_rank: Iterable[Iterable[Slice]]) -> None:
         """The verbs of a draft cannot exceed them; a policy that reaches around the verbs is found here."""
-        tokens: dict[int, int] = {}
-        for part in slices:
-            tokens[part.rank] = tokens.get(part.rank, 0) + part.length
-        if tokens and (most := max(tokens.values())) > self.spec.max_tokens:
+        most = max([sum([part.length for part in slices]) for slices in by_rank])
+        if most > self.spec.max_tokens:
             policy = type(self.policy).__name__
             raise ValueError(f"{policy} put {most} tokens into a step of at most {self.spec.max_tokens}")
 
@@ -337,13 +337,12 @@ class Scheduler:
         flight.lanes.remove(done.lane)
         if not flight.lanes:
             del group.flights[step.id], self._group_of_step[step.id]
-        one_lane = len(step.lanes) == 1
         if done.count > 1:
             step = self._commit_ticks(done, step)
-        ended = set(done.ended)
-        for part in step.slices:
-            if one_lane or part.lane == done.lane:
-                self._commit_slice(part, done, ended)
+        parts = step.slices
+        if len(step.lanes) > 1:
+            parts = tuple([part for part in parts if part.lane == done.lane])
+        self._commit_slices(parts, done)
         for copy in step.copies:
             if copy.lane == done.lane:
                 self._commit_copy(copy, done.finished)
@@ -361,22 +360,23 @@ class Scheduler:
             raise ValueError(f"step {done.step} came back before step {first} of the same lane, {done.lane}")
         return group, flight
 
-    def _commit_slice(self, part: Slice, done: Done, ended: set[int]) -> None:
-        sequence = self.sequences.get(part.sequence)
-        if sequence is None:
-            self._commit_late(part)
-            return
-        sequence.in_flight -= 1
-        rank = self.ranks[part.rank]
-        if sequence.state is State.RUNNING and sequence.published < len(sequence.keys):
-            rank.publish(sequence, part.start + part.length)
-        if part.samples:
-            self._return_tokens(sequence, part, done)
-        if part.sequence in ended:
-            rank.end(sequence)
-            self._finish(sequence, done.finished, "finished")
-        if sequence.in_flight == 0 and sequence.id in rank.limbo:
-            rank.settle(sequence)
+    def _commit_slices(self, parts: Iterable[Slice], done: Done) -> None:
+        sequences, ended = self.sequences, set(done.ended)
+        for part in parts:
+            sequence = sequences.get(part.sequence)
+            if sequence is None:
+                self._commit_late(part)
+                continue
+            sequence.in_flight -= 1
+            if sequence.published < len(sequence.keys) and sequence.state is State.RUNNING:
+                self.ranks[part.rank].publish(sequence, part.start + part.length)
+            if part.samples:
+                self._return_tokens(sequence, part, done)
+            if part.sequence in ended:
+                self.ranks[part.rank].end(sequence)
+                self._finish(sequence, done.finished, "finished")
+            if not sequence.in_flight and sequence.id in self.ranks[part.rank].limbo:
+                self.ranks[part.rank].settle(sequence)
 
     def _commit_late(self, part: Slice) -> None:
         """A slice of a sequence that ended meanwhile: its tokens are dropped, its blocks go with the last one."""

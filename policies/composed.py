@@ -152,7 +152,7 @@ class Composed:
             case Chunks(tokens, idle):
                 _continue(draft, tokens, idle)
             case Running(tokens, each):
-                self._serve(draft, [s for s in draft.running if draft.ready(s)], tokens, each)
+                self._serve(draft, draft.due, tokens, each)
             case Admissions():
                 self._admit(draft, phase)
 
