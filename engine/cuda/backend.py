@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.backend import longest_sequence
-from engine.cuda.forward import Forward, least_shape, pack
+from engine.cuda.forward import Forward, least_shape, pack, spans
 from engine.cuda.graphs import Graphs
 from engine.cuda.memory import GRAPHS, Memory, fitting_blocks
 from engine.cuda.parcel import Parcel, Parcels
@@ -194,8 +194,10 @@ class CudaBackend:
         parcel = self._parcels.take()
         with self._timeline.computing():
             packed, begun = self._send(parcel, numbers, counts)
-            run = self._forward if graph is None or self._graphs is None else self._graphs.run
-            ids, table = run(packed, shape, picking, top)
+            if graph is None or self._graphs is None:
+                ids, table = self._forward(packed, shape, picking, top, spans(parts, shape))
+            else:
+                ids, table = self._graphs.run(packed, shape, picking, top)
             count = len(sampled.positions)
             parcel.answers[:count].copy_(ids[:count], non_blocking=True)
             shares = None if table is None else parcel.fetch(table[:count])

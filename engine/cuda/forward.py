@@ -18,7 +18,7 @@ from engine.cuda.state import Picking, SlotState, Words
 from engine.kv import KvPool
 from engine.logprobs import share_table
 from engine.models.decoder import Decoder, Inputs
-from kernels.batch import DeviceBatch
+from kernels.batch import DeviceBatch, Span
 from playground.core import Slice
 
 ROWS = 8
@@ -51,6 +51,13 @@ class Shape(NamedTuple):
     def wanted(self) -> int:
         """Rows of logits."""
         return self.decodes if self.rows is None else self.rows
+
+
+def spans(parts: Sequence[Slice], shape: Shape) -> list[Span]:
+    """Start and length of the slices in the order of `pack`, padding of decode rows included."""
+    ordered = sorted(((part.start, part.length) for part in parts), key=lambda span: span[1] > 1)
+    singles = sum(part.length == 1 for part in parts)
+    return [*ordered[:singles], *[(0, 0)] * (shape.decodes - singles), *ordered[singles:]]
 
 
 def nothing_but_decodes(parts: Sequence[Slice]) -> bool:
@@ -145,23 +152,25 @@ class Forward:
         self._state = state
         self._pool = pool
 
-    def __call__(self, packed: Tensor, shape: Shape, picking: Picking, top: int = 0) -> Picked:
-        """The model and `pick`, of a batch that `pack` packed."""
-        return self.pick(self.logits(packed, shape), packed, shape, picking, top)
+    def __call__(
+        self, packed: Tensor, shape: Shape, picking: Picking, top: int = 0, known: Sequence[Span] = ()
+    ) -> Picked:
+        """The model and `pick`, of a batch that `pack` packed; `known`: see `logits`."""
+        return self.pick(self.logits(packed, shape, known), packed, shape, picking, top)
 
     @torch.inference_mode()
-    def logits(self, packed: Tensor, shape: Shape) -> Tensor:
-        """Of the wanted rows, [rows, vocabulary]."""
+    def logits(self, packed: Tensor, shape: Shape, known: Sequence[Span] = ()) -> Tensor:
+        """Of the wanted rows, [rows, vocabulary]. `known`: the batch's `spans`, unless a graph will serve others."""
         run = self._decode if shape.rows is None else self._mixed
-        return run(packed.split(shape.sizes), shape)
+        return run(packed.split(shape.sizes), shape, known)
 
-    def _decode(self, parts: tuple[Tensor, ...], shape: Shape) -> Tensor:
+    def _decode(self, parts: tuple[Tensor, ...], shape: Shape, known: Sequence[Span]) -> Tensor:
         slots, contexts = parts
         tables = self._state.tables.index_select(0, slots)
-        batch = DeviceBatch(shape.decodes, contexts.int(), tables)
+        batch = DeviceBatch(shape.decodes, contexts.int(), tables, spans=known)
         return self._run(slots, contexts - 1, None, batch)
 
-    def _mixed(self, parts: tuple[Tensor, ...], shape: Shape) -> Tensor:
+    def _mixed(self, parts: tuple[Tensor, ...], shape: Shape, known: Sequence[Span]) -> Tensor:
         token_slots, positions, slots, contexts, offsets, rows = parts
         batch = DeviceBatch(
             decodes=shape.decodes,
@@ -169,6 +178,7 @@ class Forward:
             tables=self._state.tables.index_select(0, slots),
             offsets=offsets.int() if shape.slices else None,
             tokens=shape.tokens,
+            spans=known,
         )
         return self._run(token_slots, positions, rows, batch)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.cuda.forward import ROWS, Forward, least_shape, pack
+from engine.cuda.forward import ROWS, Forward, least_shape, pack, spans
 from engine.cuda.residents import Resident
 from engine.cuda.state import Picking, SlotState
 from engine.errors import EngineError
@@ -23,7 +23,7 @@ def run_idle(forward: Forward, state: SlotState, slices: int, length: int, rows:
     if shape.rows is not None:
         shape = shape._replace(decodes=max(shape.decodes, ROWS), rows=rows)
     packed, _ = pack([nobody] * slices, parts, shape, state.scratch)
-    forward(torch.from_numpy(packed).to(device), shape, Picking.GREEDY)
+    forward(torch.from_numpy(packed).to(device), shape, Picking.GREEDY, known=spans(parts, shape))
 
 
 def measured(forward: Forward, state: SlotState, tokens: int, max_length: int, seqs: int, device: torch.device) -> int:
