@@ -17,7 +17,7 @@ from playground.core import Done, Request, Step
 from playground.draft import How
 from playground.loop import serve
 from playground.scheduler import Ended, Event, Group, Scheduler
-from playground.workload.source import OpenLoop
+from playground.workload.source import OpenLoop, Source
 from policies.admission import Always
 from policies.budget import ChunkedPrefill
 from policies.composed import Composed
@@ -143,18 +143,27 @@ def policy(tokens: int = 8192, ahead: int = 2, how: How = How.RECOMPUTE) -> Comp
 
 def served(backend: Backend, requests: Sequence[Request], rules: Composed, prefix_cache: bool = False) -> Served:
     """Serve requests, all of which arrive now."""
-    watched, recorder = Watched(backend), Recorder()
+    recorder, began = Recorder(), backend.now()
+    source = OpenLoop([replace(request, arrival=began) for request in requests])
+    watched, scheduler = serve_all(source, backend, recorder, rules, prefix_cache)
+    return Served(recorder, watched, scheduler, began)
+
+
+def serve_all(
+    source: Source, backend: Backend, recorder: Recorder, rules: Composed, prefix_cache: bool = False
+) -> tuple[Watched, Scheduler]:
+    """Serve what a source sends until it sends no more."""
+    watched = Watched(backend)
     scheduler = Scheduler(backend.spec, rules, prefix_cache=prefix_cache)
-    began = backend.now()
     gc.collect()
     gc.disable()  # a collection of all that torch has made takes longer than a step
     try:
-        serve(OpenLoop([replace(request, arrival=began) for request in requests]), scheduler, watched, recorder)
+        serve(source, scheduler, watched, recorder)
     finally:
         gc.enable()
         watched.close()
     _forget(backend, scheduler)
-    return Served(recorder, watched, scheduler, began)
+    return watched, scheduler
 
 
 def _forget(backend: Backend, scheduler: Scheduler) -> None:
