@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments import provenance
+from experiments.benchmarks.gpu import tables as gpu
+from experiments.benchmarks.layout import table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
-PAGES = ("README.md",)
+PAGES = ("README.md", "docs/gpu.md")
 POLICIES = ("chunked_prefill", "vllm_v0", "token_throttling")
 
 Record = Mapping[str, Any]
@@ -53,11 +55,6 @@ def _fill(found: re.Match[str]) -> str:
     return f"{found[1]}\n{TABLES[name](record)}\n\n{found[3]}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 METRICS: Mapping[str, tuple[str, str]] = {
     "TTFT, mean (s)": ("mean_ttft_ms", "s"),
     "TTFT, P99 (s)": ("p99_ttft_ms", "s"),
@@ -81,7 +78,7 @@ def _quickstart(record: Record) -> str:
         [label, *(UNITS[unit](summaries[policy][metric]) for policy in POLICIES)]
         for label, (metric, unit) in METRICS.items()
     ]
-    return _table(["", *(f"`{policy}`" for policy in POLICIES)], rows)
+    return table(["", *(f"`{policy}`" for policy in POLICIES)], rows)
 
 
 def _simulator(record: Record) -> str:
@@ -97,7 +94,7 @@ def _simulator(record: Record) -> str:
         for row in record["rows"]
     ]
     head = ["", "requests", "steps", "CPU-s", "requests a CPU-s", "steps a CPU-s"]
-    return f"{_table(head, rows)}\n\n{_made_with(record)}"
+    return f"{table(head, rows)}\n\n{_made_with(record)}"
 
 
 def _engine(record: Record) -> str:
@@ -110,7 +107,7 @@ def _engine(record: Record) -> str:
         ]
         for row in record["rows"]
     ]
-    return f"{_table(['', 'tokens in + out', 'times as fast', 'over rounds'], rows)}\n\n{_made_with(record)}"
+    return f"{table(['', 'tokens in + out', 'times as fast', 'over rounds'], rows)}\n\n{_made_with(record)}"
 
 
 def _made_with(record: Record) -> str:
@@ -124,11 +121,15 @@ TABLES: Mapping[str, Callable[[Record], str]] = {
     "quickstart": _quickstart,
     "simulator": _simulator,
     "engine": _engine,
+    **gpu.ENGINE,
+    **gpu.KERNELS,
 }
 FILES: Mapping[str, str] = {
     "quickstart": "quickstart",
     "simulator": "simulator",
     "engine": "engine_vs_transformers",
+    **dict.fromkeys(gpu.ENGINE, "gpu_engine_h200"),
+    **dict.fromkeys(gpu.KERNELS, "gpu_kernels_h200"),
 }
 
 

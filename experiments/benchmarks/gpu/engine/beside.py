@@ -51,7 +51,8 @@ def transformers(report: Report, subject: Subject) -> None:
         report.row(
             f"transformers generate_batch, {count} x ({PROMPT} + {OUTPUT})", batch.tokens_per_second, "tokens/s",
             ours_tokens_per_s=ours_tokens[count], ratio=ours_tokens[count] / batch.tokens_per_second,
-            finished=batch.finished, requests=count, seconds=batch.seconds, decode_ms=batch.step_ms, choices=batch.choices,
+            finished=batch.finished, requests=count, seconds=batch.seconds, decode_ms=batch.step_ms,
+            choices=batch.choices,
         )  # fmt: skip
     del model
     gc.collect()
