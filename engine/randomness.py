@@ -28,9 +28,3 @@ def mix(values: Words) -> Words:
     z = (z ^ (z >> np.uint64(30))) * _FIRST
     z = (z ^ (z >> np.uint64(27))) * _SECOND
     return z ^ (z >> np.uint64(31))
-
-
-def uniform(seeds: Sequence[int], counters: Sequence[int]) -> NDArray[np.float64]:
-    """Number `counters[i]` of stream `seeds[i]`, in [0, 1), for each i."""
-    mixed = mix(mix(words(seeds)) + words(counters))
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53

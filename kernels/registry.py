@@ -57,7 +57,6 @@ class Ops:
     attention: Callable[[PagedBatch | DeviceBatch], Attend]
     """A `DeviceBatch` is for implementations on a GPU only."""
     embedding: Callable[[Tensor, Tensor], Tensor]
-    sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     pick: Callable[[Tensor, SamplingRows | None], Tensor]
     count_tokens: Callable[[Tensor, Tensor, Tensor], None]
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
@@ -229,7 +228,6 @@ IMPLEMENTATIONS: Mapping[str, Mapping[str, Implementation]] = {
         "reference": Implementation(reference.embedding),
         "triton": _gpu("triton.activation", "embedding"),
     },
-    "sample": {"reference": Implementation(reference.sample)},
     "pick": {"reference": Implementation(reference.pick), "triton": _gpu("triton.sampling", "pick")},
     "count_tokens": {
         "reference": Implementation(reference.count_tokens),

@@ -79,6 +79,8 @@ class SlotState:
         self._flat_tables = tables
         self._seeds = seeds.view(torch.int64)
         self._floats = {name: part.view(torch.float32) for name, part in zip(_FLOATS, floats, strict=True)}
+        for name, part in self._floats.items():
+            part.fill_(getattr(Sampling(), name))  # what padding has
         self.counts: Tensor | None = None
         """How often each token was before, [slots + 1, vocabulary] int16, see `SamplingRows.counts`."""
 

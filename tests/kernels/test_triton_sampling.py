@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from engine import randomness
+from engine.randomness import mix, words
 from kernels import reference
 from kernels.batch import SamplingRows
 from kernels.triton import sampling
@@ -68,7 +68,8 @@ def _picked(x, how, shift):
 def test_numbers_are_those_of_the_engine():
     seeds, positions = [0, 1, -1, 2**63 - 1, 12345678901234567], [0, 1, 2, 3, 1 << 40]
     out = reference.uniform(torch.tensor(seeds), torch.tensor(positions))
-    assert out.tolist() == randomness.uniform(seeds, positions).tolist()
+    mixed = mix(mix(words(seeds)) + words(positions))
+    assert out.tolist() == [(int(word) >> 11) * 2.0**-53 for word in mixed]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
