@@ -154,10 +154,9 @@ class TorchBackend:
 def make_pools(model: Decoder, spec: Spec) -> Pools:
     """The KV pools of one rank, as a spec says."""
 
-    def pool(blocks: int, device: torch.device | str) -> KvPool:
-        return KvPool(model.shape, blocks, spec.block_size, model.dtype, device)
-
-    return Pools(pool(spec.blocks, model.device), pool(spec.host_blocks, "cpu") if spec.host_blocks else None)
+    shape, size, dtype = model.shape, spec.block_size, model.dtype
+    host = KvPool(shape, spec.host_blocks, size, dtype, "cpu", "kv.host_blocks") if spec.host_blocks else None
+    return Pools(KvPool(shape, spec.blocks, size, dtype, model.device), host)
 
 
 def longest_sequence(model: Decoder, asked: int | None) -> int:

@@ -59,7 +59,7 @@ def find_config(path: str | Path) -> DecoderConfig:
     if str(path) in shipped():
         path = Path(str(files("playground").joinpath("models", f"{path}.json")))
     config = read_json(Path(path))
-    return _decoder_config(config, Path(path), _end_tokens(config.get("eos_token_id")))
+    return _decoder_config(config, Path(path), _end_tokens(config.get("eos_token_id"), Path(path)))
 
 
 def _decoder_config(config: Mapping[str, Any], path: Path, eos: tuple[int, ...]) -> DecoderConfig:
@@ -86,6 +86,8 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise EngineError(f"{path}: not valid JSON ({error}); fetch the file again") from error
+    except OSError as error:
+        raise EngineError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     if not isinstance(content, dict):
         raise EngineError(f"{path}: holds a {type(content).__name__}, not an object; fetch the file again")
     return content
@@ -182,10 +184,13 @@ def _eos(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
     """End tokens. `generation_config.json` has the last word: chat models end turns with a token of their own."""
     path = folder / "generation_config.json"
     stated = read_json(path).get("eos_token_id") if path.is_file() else None
-    return _end_tokens(config.get("eos_token_id") if stated is None else stated)
+    if stated is not None:
+        return _end_tokens(stated, path)
+    return _end_tokens(config.get("eos_token_id"), folder / "config.json")
 
 
-def _end_tokens(ids: Any) -> tuple[int, ...]:
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (int(ids),)
+def _end_tokens(stated: Any, path: Path) -> tuple[int, ...]:
+    ids = [] if stated is None else stated if isinstance(stated, list) else [stated]
+    if odd := [id for id in ids if not isinstance(id, int)]:
+        raise EngineError(f"{path}: field eos_token_id={odd[0]!r} must be a token's number, or several in a list")
+    return tuple(ids)

@@ -18,13 +18,21 @@ class KvPool:
     """
 
     def __init__(
-        self, shape: ModelShape, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        shape: ModelShape,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        option: str = "kv.blocks",
     ) -> None:
+        """`option` is what an error tells to lower."""
         self.blocks = blocks
         self.block_size = block_size
         self.dtype = dtype
         # Zeros, not empty: what was never written must be finite for kernels that mask by weight.
-        self.data = _allocate((shape.layers, blocks, block_size, 2, shape.kv_heads, shape.head_dim), dtype, device)
+        size = (shape.layers, blocks, block_size, 2, shape.kv_heads, shape.head_dim)
+        self.data = _allocate(size, dtype, device, option)
         self.layers: tuple[Tensor, ...] = tuple(self.data.unbind(0))
         """Each layer's blocks, [blocks, block_size, 2, kv_heads, head_dim]."""
 
@@ -41,11 +49,11 @@ def block_bytes(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     return shape.layers * block_size * 2 * shape.kv_heads * shape.head_dim * dtype.itemsize
 
 
-def _allocate(size: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def _allocate(size: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, option: str) -> Tensor:
     try:
         return torch.zeros(size, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:
         gigabytes = torch.Size(size).numel() * dtype.itemsize / 1e9
         raise EngineError(
-            f"kv.blocks={size[1]}: no memory for a KV pool of {gigabytes:.1f} GB on {device}; ask for fewer blocks"
+            f"{option}={size[1]}: no memory for a KV pool of {gigabytes:.1f} GB on {device}; ask for fewer blocks"
         ) from error

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from engine.config import DecoderConfig, find_config, read_config
+from engine.config import DecoderConfig, find_config, read_config, read_json
 from engine.errors import EngineError
+from engine.memory import enough_memory, room, whole_or_nothing
 from engine.models.decoder import Decoder
 from engine.weights import Weights, random_weights, read_weights
-from kernels.registry import Need, select
+from kernels.registry import IMPLEMENTATIONS, Need, chosen, select
 from playground.model import ModelShape
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -57,34 +58,89 @@ def _decoder(
     kernels: Mapping[str, str] | None,
     weights: Callable[[ModelShape, torch.dtype, str], Weights],
 ) -> Decoder:
-    """Operations first: what no kernel can do is told before gigabytes are read."""
-    _check_device(device)
-    shape = config.shape
+    """Operations and sizes first: what cannot be is told before gigabytes are read."""
+    shape, place = config.shape, _device(device)
     need = Need(dtype, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden)
-    ops = select(torch.device(device).type, kernels, need)
-    try:
+    _check_attention(place, kernels, need)
+    ops = select(place.type, kernels, need)
+    too_large = (
+        f"model: {shape.parameters * dtype.itemsize / 1e9:.1f} GB of weights in {dtype} do not fit the memory of "
+        f"{device}, {room(place) / 1e9:.1f} GB; take a smaller model, a smaller dtype or another device"
+    )
+    if shape.parameters * dtype.itemsize > room(place):
+        raise EngineError(too_large)
+    with whole_or_nothing(), enough_memory(too_large):
         return Decoder(config, weights(shape, dtype, device), ops)
-    except torch.OutOfMemoryError as error:
-        needed = shape.parameters * dtype.itemsize / 1e9
-        raise EngineError(
-            f"model: {needed:.1f} GB of weights in {dtype} do not fit the memory of {device}; take a smaller model, a "
-            "smaller dtype or another device"
-        ) from error
 
 
-def _check_device(device: str) -> None:
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+def _device(name: str) -> torch.device:
+    """A device that is there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise EngineError(f"device={name}: the engine has no such device; take cpu, cuda or cuda:NUMBER")
+    if device.type == "cuda":
+        _check_cuda(device)
+    return device
+
+
+def _check_cuda(device: torch.device) -> None:
+    if not torch.cuda.is_available():
         raise EngineError(f"device={device}: no CUDA device is visible; take device=cpu, or check nvidia-smi")
+    if (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise EngineError(f"device={device}: there are {count} CUDA devices, numbered from 0; take another number")
+
+
+def _check_attention(device: torch.device, kernels: Mapping[str, str] | None, need: Need) -> None:
+    """On a GPU the reference is no substitute: it asks the host for lengths in every layer."""
+    if device.type != "cuda" or "attention" in (kernels or {}) or chosen("attention", "cuda", need=need) != "reference":
+        return
+    entries = IMPLEMENTATIONS["attention"].items()
+    reasons = "; ".join(
+        f"{name}: {entry.objection('cuda', need)}" for name, entry in entries if "cuda" in entry.devices
+    )
+    raise EngineError(f"kernels.attention: no implementation on a GPU takes this model ({reasons}); take another model")
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer of a checkpoint's folder, as transformers builds it."""
+    """The tokenizer of a checkpoint's folder, as transformers builds it; an `EngineError` names the file at fault."""
     from transformers import AutoTokenizer  # importing it takes more than a second
 
     folder = Path(path)
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise EngineError(f"{folder / 'tokenizer.json'}: no such file; the folder must hold its tokenizer")
-    return AutoTokenizer.from_pretrained(folder)
+    file = next((folder / name for name in TOKENIZERS if (folder / name).is_file()), None)
+    if file is None:
+        raise EngineError(f"{folder / TOKENIZERS[0]}: no such file; the folder must hold its tokenizer")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        # The parsers below raise whatever they run into, plain `Exception` too, and do not say in which file.
+        for described in (folder / name for name in ("tokenizer.json", "tokenizer_config.json")):
+            if described.is_file():
+                read_json(described)
+        raise EngineError(f"{file}: no tokenizer can be made of it ({_brief(error)}); fetch it again") from error
+    _check_vocabulary(tokenizer, folder, file)
+    return tokenizer
+
+
+def _check_vocabulary(tokenizer: Any, folder: Path, file: Path) -> None:
+    """Added tokens are another matter: some checkpoints have more of them than rows, and never use those."""
+    rows = read_config(folder).shape.vocabulary
+    if tokenizer.vocab_size > rows:
+        raise EngineError(
+            f"{file}: {tokenizer.vocab_size} tokens, but model.embed_tokens.weight has {rows} rows by config.json; "
+            "take the tokenizer that belongs to the model"
+        )
+
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def _brief(error: Exception) -> str:
+    """The first line of an error's text, at most 200 characters of it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200]
 
 
 def _dtype(name: str, config: DecoderConfig) -> torch.dtype:

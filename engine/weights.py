@@ -18,6 +18,7 @@ from playground.model import ModelShape
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LEGACY, LEGACY_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Linear(NamedTuple):
@@ -56,10 +57,9 @@ class Checkpoint:
     """The tensors of a folder, taken one by one under their names; what nobody takes is an error at the end."""
 
     def __init__(self, folder: Path) -> None:
-        self._index, files = _tensor_files(folder)
-        self._open = {file: _opened(file) for file in dict.fromkeys(files.values())}
-        self._files = files
-        self._left = dict.fromkeys(files)
+        self._index, self._files = _tensor_files(folder)
+        self._open = {file: _opened(file) for file in dict.fromkeys(self._files.values())}
+        self._left = {name: file for file, content in self._open.items() for name in content.keys()}  # noqa: SIM118
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A tensor that must be there and have this shape."""
@@ -69,8 +69,14 @@ class Checkpoint:
         file = self._files[name]
         try:
             tensor: Tensor = self._open[file].get_tensor(name)
-        except SafetensorError as error:
+        except (SafetensorError, AttributeError, TypeError) as error:  # the latter: dtypes that this torch has not
             raise EngineError(f"{file}: tensor {name} cannot be read ({error}); fetch the file again") from error
+        if tensor.dtype not in PLAIN or tensor.layout != torch.strided:
+            kind = tensor.layout if tensor.dtype in PLAIN else tensor.dtype
+            raise EngineError(
+                f"{file}: tensor {name} is {kind}; quantised and sparse checkpoints are not supported, take one in "
+                "bfloat16, float16 or float32"
+            )
         if tensor.shape != shape:
             raise EngineError(
                 f"{file}: tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(shape)}"
@@ -79,11 +85,10 @@ class Checkpoint:
 
     def refuse_leftovers(self, *harmless: str) -> None:
         """Tensors that were not taken mean another model, unless their names end in one of `harmless`."""
-        for name in self._left:
+        for name, file in self._left.items():
             if not name.endswith(harmless):
-                raise EngineError(
-                    f"{self._files[name]}: tensor {name} is unknown to this architecture; check config.json"
-                )
+                stray = "not in " + self._index.name if name not in self._files else "unknown to this architecture"
+                raise EngineError(f"{file}: tensor {name} is {stray}; check config.json, or fetch the checkpoint again")
 
 
 def read_weights(folder: Path, shape: ModelShape, dtype: torch.dtype, device: torch.device | str) -> Weights:
@@ -207,6 +212,9 @@ def _sharded(index: Path) -> dict[str, Path]:
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict):
         raise EngineError(f"{index}: has no weight_map; fetch the file again")
+    for name, file in places.items():
+        if not isinstance(file, str) or not file or Path(file).name != file:
+            raise EngineError(f"{index}: tensor {name} is placed in {file!r}, no file's name; fetch the index again")
     files = {name: index.parent / file for name, file in places.items()}
     held = {file: set(_opened(file).keys()) for file in dict.fromkeys(files.values())}
     for name, file in files.items():
@@ -234,10 +242,14 @@ class _Legacy:
     def __init__(self, file: Path) -> None:
         try:
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
-        except (UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        except Exception as error:
+            # Garbage makes an unpickler raise whatever it runs into.
+            unsafe = isinstance(error, UnpicklingError)
+            why = "no pickle of tensors alone; nothing else is ever run" if unsafe else _first_sentence(error)
             raise EngineError(f"{file}: not a whole file of nothing but tensors ({why}); take {SINGLE}") from error
-        if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+        if not isinstance(content, dict) or not all(
+            isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
+        ):
             raise EngineError(f"{file}: holds other things than named tensors; take {SINGLE}")
         self._tensors: dict[str, Tensor] = content
 
@@ -246,3 +258,8 @@ class _Legacy:
 
     def get_tensor(self, name: str) -> Tensor:
         return self._tensors[name]
+
+
+def _first_sentence(error: Exception) -> str:
+    text = " ".join(str(error).split()).partition(". ")[0]
+    return text if " " in text else type(error).__name__

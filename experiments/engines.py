@@ -32,8 +32,19 @@ class Engine:
     cuda_graphs: bool = True
     gpu_memory_utilization: float = 0.9
 
+    def __post_init__(self) -> None:
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise SettingError(f"backend.gpu_memory_utilization={self.gpu_memory_utilization} must lie in (0, 1]")
+
     def make(self, plan: Plan) -> Backend:
         _check_single(plan)
+        _check_torch()
+        from engine.memory import whole_or_nothing
+
+        with whole_or_nothing():
+            return self._make(plan)
+
+    def _make(self, plan: Plan) -> Backend:
         model = self.load(plan)
         kv, limits = plan.settings.kv, plan.settings.limits
         sizes: dict[str, Any] = dict(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.engines import checkpoint_folder
 from playground.core import Done, Request, Sampling, Step
@@ -23,6 +23,10 @@ from playground.rank import hash_tokens
 from playground.scheduler import Ended, Scheduler
 from playground.trace import NoTrace
 from playground.workload.source import OpenLoop
+
+if TYPE_CHECKING:
+    from engine.backend import TorchBackend
+    from engine.models.decoder import Decoder
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
@@ -87,20 +91,17 @@ class LLM:
         max_tokens_per_step: int = 8192,
         max_length: int | None = None,
     ) -> None:
-        from engine.backend import TorchBackend
-        from engine.load import load_model, load_tokenizer
+        from engine.memory import whole_or_nothing
 
-        folder = checkpoint_folder(str(model))
-        self.tokenizer: Any = load_tokenizer(folder)
-        self._model = load_model(folder, dtype)
-        self._backend = TorchBackend(
-            self._model,
+        sizes = dict(
             blocks=kv_blocks,
             block_size=block_size,
             max_seqs=max_seqs,
             max_tokens=max_tokens_per_step,
             max_length=max_length,
         )
+        with whole_or_nothing():
+            self.tokenizer, self._model, self._backend = _loaded(checkpoint_folder(str(model)), dtype, sizes)
         self._scheduler = Scheduler(self._backend.spec, policy or _default_policy())
         self._ids = count()
 
@@ -176,6 +177,16 @@ class LLM:
         sampling = request.sampling
         stop = sampling.stop_token_ids if sampling.ignore_eos else (*self._model.config.eos, *sampling.stop_token_ids)
         return token in stop
+
+
+def _loaded(folder: Path, dtype: str, sizes: Mapping[str, Any]) -> tuple[Any, Decoder, TorchBackend]:
+    """Tokenizer, model and backend, or nothing: a half-made `LLM` would keep a model that nobody can use."""
+    from engine.backend import TorchBackend
+    from engine.load import load_model, load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    model = load_model(folder, dtype)
+    return tokenizer, model, TorchBackend(model, **sizes)
 
 
 class _Collector(NoTrace):

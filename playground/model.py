@@ -75,9 +75,11 @@ class ModelShape:
         """From a checkpoint's folder, a `config.json` file, or the name of a model that ships with the playground."""
         file = _find(path)
         try:
-            return cls.from_hf(_parse(file.read_text(encoding="utf-8")))
+            return cls.from_hf(_parse(file.read_bytes()))
         except ValueError as error:
             raise ValueError(f"model.path={path}: {error} (in {file})") from error
+        except OSError as error:
+            raise ValueError(f"model.path={path}: {file} cannot be read ({error.strerror})") from error
 
     # Parameters, in elements.
 
@@ -198,9 +200,11 @@ def _existing(file: Path, path: str | Path) -> Path:
     raise ValueError(f"model.path={path}: the folder has no config.json; give a Hugging Face checkpoint's folder")
 
 
-def _parse(text: str) -> Mapping[str, Any]:
+def _parse(content: bytes) -> Mapping[str, Any]:
     try:
-        config = json.loads(text)
+        config = json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError("not a text; give a checkpoint's folder or its config.json") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error}") from error
     if not isinstance(config, dict):

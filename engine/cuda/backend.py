@@ -29,12 +29,15 @@ from engine.cuda.timeline import Clock, CudaTimeline, Mark, Timeline
 from engine.cuda.warmup import WARM_SLICES, measured, run_idle
 from engine.errors import EngineError, StepFailed
 from engine.kv import KvPool, block_bytes
+from engine.memory import enough_memory, is_shortage
 from engine.models.decoder import Decoder
 from kernels import reference
 from playground.core import COPY_IN, COPY_OUT, Copy, Done, Logprob, Slice, Spec, Step
 
 PAUSE = 2e-5
 """Seconds between two looks at the device while it has more work than the step that is waited for."""
+
+LEAVE_MORE = "lower kv.blocks, backend.gpu_memory_utilization or limits.max_tokens"
 
 NAP = 0.01
 """Seconds between two looks at the clock while nothing is in flight."""
@@ -107,13 +110,15 @@ class CudaBackend:
             max_length=longest_sequence(model, max_length),
             forwards_tokens=True,
         )
-        self._state = SlotState(self.spec, 2 * max_seqs, model.device)
+        with enough_memory(f"limits.max_seqs={max_seqs}: no GPU memory for the state of so many sequences; lower it"):
+            self._state = SlotState(self.spec, 2 * max_seqs, model.device)
         self._timeline.synchronize()  # what was made on the default stream is there for the others
         self._activations = self._measure() if model.device.type == "cuda" else 0
         if blocks is None:
             self.spec = replace(self.spec, blocks=self._fitting(memory_utilization, GRAPHS if graphs else 0))
         self._pool = KvPool(model.shape, self.spec.blocks, block_size, model.dtype, model.device)
-        self._swap = Swap(self._pool, host_blocks, self._timeline.pinned) if host_blocks else None
+        with enough_memory(f"kv.host_blocks={host_blocks}: no GPU memory left for swapping; {LEAVE_MORE}"):
+            self._swap = Swap(self._pool, host_blocks, self._timeline.pinned) if host_blocks else None
         self._forward = Forward(model, self._state, self._pool)
         self._graphs = Graphs(self._forward, max_seqs, self._state.scratch, self._timeline) if graphs else None
         self._graph_bytes = 0
@@ -130,12 +135,13 @@ class CudaBackend:
     def start(self) -> None:
         """Compile kernels, capture graphs and set the clock to 0. Not while steps are in flight."""
         most = max(min(self.spec.max_seqs, self.spec.max_tokens // 2), 1)
-        with self._timeline.computing():
+        with enough_memory(f"backend: no GPU memory left for a step; {LEAVE_MORE}"), self._timeline.computing():
             for slices in (size for size in WARM_SLICES if size <= most):
                 run_idle(self._forward, self._state, slices, 2, 1, self._model.device)
         if self._graphs is not None:
             before = _reserved(self._model.device)
-            self._graphs.capture_all(Picking.GREEDY)
+            with enough_memory(f"backend: no GPU memory left for graphs; {LEAVE_MORE}, or backend.cuda_graphs=false"):
+                self._graphs.capture_all(Picking.GREEDY)
             self._graph_bytes = _reserved(self._model.device) - before
         self._clock = Clock(self._timeline)
 
@@ -236,7 +242,9 @@ class CudaBackend:
         move(copy.source, copy.target)
 
     def _fail(self, step: int, error: Exception) -> None:
-        self._failure = StepFailed(f"step {step} failed: {error}")
+        unexplained = is_shortage(error) and not isinstance(error, EngineError)
+        why = f"no GPU memory left; {LEAVE_MORE}" if unexplained else error
+        self._failure = StepFailed(f"step {step} failed: {why}")
         self._failure.__cause__ = error
 
     # --- waiting
@@ -338,9 +346,11 @@ def _reserved(device: torch.device) -> int:
 
 
 def _check_kernels(model: Decoder) -> None:
-    """The reference's attention asks the host for lengths: it cannot be part of a graph."""
+    """The reference asks the host for lengths and knows no padding: it cannot be part of a graph."""
+    shape = model.shape
+    if model.ops.place_qkv is reference.place_qkv:
+        raise EngineError("kernels.place_qkv=reference: it knows no padding, which steps on a GPU have; take triton")
     if model.ops.attention is reference.Attention:
-        shape = model.shape
         raise EngineError(
             f"kernels.attention: no implementation for a GPU takes {model.dtype}, {shape.heads} query heads over "
             f"{shape.kv_heads} KV heads of {shape.head_dim}; see python -m kernels list"

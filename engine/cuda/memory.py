@@ -29,12 +29,12 @@ class Memory:
 def fitting_blocks(free: int, total: int, utilization: float, reserved: int, block: int) -> int:
     """Blocks of `block` bytes that fit, with `free` of `total` bytes free and `reserved` of these spoken for."""
     if not 0 < utilization <= 1:
-        raise EngineError(f"gpu_memory_utilization={utilization} must lie in (0, 1]")
+        raise EngineError(f"backend.gpu_memory_utilization={utilization} must lie in (0, 1]")
     room = free - reserved - int((1 - utilization) * total)
     if room < block:
         raise EngineError(
-            f"gpu_memory_utilization={utilization}: {free / 1e9:.1f} of {total / 1e9:.1f} GB are free besides the "
-            f"weights, which leaves no KV block of {block / 1e6:.1f} MB; raise it, lower limits.max_tokens, or take a "
-            "smaller model"
+            f"backend.gpu_memory_utilization={utilization}: {free / 1e9:.1f} of {total / 1e9:.1f} GB are free besides "
+            f"the weights, which leaves no KV block of {block / 1e6:.1f} MB; raise it, lower limits.max_tokens, or "
+            "take a smaller model"
         )
     return room // block

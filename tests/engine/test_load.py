@@ -220,15 +220,114 @@ def test_shard_without_its_tensor(folder):
     refused(folder, first.name, "tensor model.embed_tokens.weight is missing, though")
 
 
+def test_shard_with_a_tensor_that_the_index_does_not_name(folder):
+    first, second = (folder / name for name in shard(folder))
+    tensors = load_file(first)
+    save_file({**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}, first)
+    load_model(folder)  # a table that some tools save
+    save_file({**tensors, "model.layers.9.stray": torch.zeros(2)}, first)
+    refused(folder, first.name, "tensor model.layers.9.stray is not in model.safetensors.index.json")
+    save_file(tensors, first)
+    index = folder / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    edit(index, weight_map={name: file for name, file in places.items() if name != "model.norm.weight"})
+    refused(folder, index.name, "tensor model.norm.weight is missing")
+    assert second.is_file()
+
+
 def test_index_without_a_map(folder):
     shard(folder)
     (folder / "model.safetensors.index.json").write_text("{}")
     refused(folder, "model.safetensors.index.json: has no weight_map")
 
 
+@pytest.mark.parametrize("place", [3, None, "../model.safetensors", "/etc/passwd", ".", ""])
+def test_index_that_places_tensors_nowhere(folder, place):
+    shard(folder)
+    edit(folder / "model.safetensors.index.json", weight_map={"model.norm.weight": place})
+    refused(folder, "model.safetensors.index.json: tensor model.norm.weight is placed in", "no file's name")
+
+
+HEADERS = {
+    "garbage": b"{no json",
+    "overlap": {"a": ("F32", [0, 8]), "b": ("F32", [4, 12])},
+    "beyond the end": {"a": ("F32", [0, 8000])},
+    "hole": {"a": ("F32", [4, 12])},
+    "unknown dtype": {"a": ("X9", [0, 8])},
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_broken_headers(folder, name):
+    header = HEADERS[name]
+    if isinstance(header, dict):
+        parts = {key: {"dtype": kind, "shape": [2], "data_offsets": place} for key, (kind, place) in header.items()}
+        header = json.dumps(parts).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
+    refused(folder, "model.safetensors: not a whole safetensors file")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.bool])
+def test_quantised_tensors(folder, dtype):
+    change_tensors(folder, **{"model.layers.1.mlp.up_proj.weight": torch.zeros(256, 128).to(dtype)})
+    refused(folder, "model.safetensors: tensor model.layers.1.mlp.up_proj.weight is", str(dtype), "not supported")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello there", b"PK\x03\x04", bytes(100), b"\x80\x04]\x94."])
+def test_legacy_files_that_are_none(folder, content):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(content)
+    refused(folder, "pytorch_model.bin: ", "take model.safetensors")
+
+
+def test_unreadable_files(folder, monkeypatch):
+    def deny(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.read_text", deny)
+        refused(folder, "config.json: cannot be read (Permission denied)")
+    monkeypatch.setattr("engine.weights.safe_open", deny)
+    refused(folder, "model.safetensors: not a whole safetensors file", "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("cuda", "no CUDA device is visible"),
+        ("tpu", "the engine has no such device; take cpu, cuda"),
+        ("meta", "the engine has no such device; take cpu, cuda"),
+        ("x:y", "the engine has no such device; take cpu, cuda"),
+    ],
+)
+def test_devices_that_are_not_there(folder, device, said):
+    refused(folder, f"device={device}: ", said, call=lambda path: load_model(path, device=device))
+
+
 def test_missing_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     refused(folder, "tokenizer.json: no such file", call=load_tokenizer)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"version": "1.0", "trunc', b"\xff\xfe"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_broken_tokenizer(folder, name, content):
+    if (name, content) == ("tokenizer_config.json", b"{}"):
+        pytest.skip("says nothing that must be said")
+    (folder / name).write_bytes(content)
+    refused(folder, f"{name}: ", "again", call=load_tokenizer)
+
+
+def test_tokenizer_of_another_model(folder):
+    edit(folder / "config.json", vocab_size=300)
+    refused(folder, "tokenizer.json: 512 tokens, but model.embed_tokens.weight has 300 rows", call=load_tokenizer)
+
+
+def test_added_tokens_may_be_more_than_rows(folder):
+    tokenizer = load_tokenizer(folder)
+    tokenizer.add_tokens(["<|pad|>"])
+    tokenizer.save_pretrained(folder)
+    assert len(load_tokenizer(folder)) == 513
 
 
 def test_end_tokens(folder):
@@ -240,3 +339,5 @@ def test_end_tokens(folder):
     assert load_model(folder).config.eos == (1,)
     edit(folder / "config.json", eos_token_id=None)
     assert load_model(folder).config.eos == ()
+    edit(folder / "config.json", eos_token_id="</s>")
+    refused(folder, "config.json: field eos_token_id='</s>' must be a token's number")

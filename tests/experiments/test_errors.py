@@ -1,8 +1,13 @@
 """Whatever a user gets wrong: one line that names option, value and fix, exit code 2, no traceback."""
 
-import pytest
+import shutil
 
+import pytest
+import torch
+
+from engine.tiny import tiny
 from playground.workload.errors import WorkloadError
+from tests.engine.cuda_host import HostTimeline, load_on_host
 
 CASES = {
     # groups
@@ -60,6 +65,10 @@ CASES = {
     ("logger=wandb", "logger.mode=loud"): "logger.mode=loud must be offline, online or disabled",
     ("backend=engine", "model=tiny", "parallel=pp2"): "parallel.stages=2: backend=engine has one device so far",
     ("backend=engine", "model=llama-3.1-8b"): "model.path=llama-3.1-8b: the engine needs a Hugging Face folder",
+    ("backend=engine", "model=tiny", "backend.device=tpu"): "device=tpu: the engine has no such device; take cpu, cuda",
+    ("backend=engine", "model=tiny", "backend.dtype=int8"): "dtype=int8 is not supported; choose one of auto, float32",
+    ("backend=engine", "backend.gpu_memory_utilization=2"): "backend.gpu_memory_utilization=2 must lie in (0, 1]",
+    ("backend=engine", "model=tiny", "kv.host_blocks=99999999999"): "kv.host_blocks=99999999999: no memory for a KV",
     # a prompt that can never fit
     ("kv.blocks=1", "workload.requests=5"): "5 of 5 requests were rejected, the first since prompt",
     # values of the wrong type
@@ -102,6 +111,36 @@ def test_one_line_and_exit_code_2(playground, arguments):
     assert len(lines) == 1, outcome.err
     assert lines[0].startswith("error: ")
     assert CASES[arguments] in lines[0]
+
+
+SPOILT = {
+    "model.safetensors": "model.safetensors: not a whole safetensors file",
+    "config.json": "(in {folder}/config.json)",
+    "generation_config.json": "generation_config.json: not valid JSON",
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_broken_checkpoint(playground, tmp_path, name):
+    folder = shutil.copytree(tiny(), tmp_path / "checkpoint")
+    file = folder / name
+    file.write_bytes(file.read_bytes()[:-7])
+    outcome = playground("backend=engine", f"model.path={folder}", "kv.blocks=100")
+    assert outcome.code == 2
+    (line,) = outcome.err.strip().splitlines()
+    assert line.startswith("error: ") and SPOILT[name].format(folder=folder) in line
+
+
+def test_a_gpu_without_room_for_graphs(playground, monkeypatch):
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate more.")
+
+    monkeypatch.setattr("experiments.engines.Engine.load", lambda *_: load_on_host(tiny()))
+    monkeypatch.setattr("engine.cuda.backend.CudaTimeline", lambda _: HostTimeline())
+    monkeypatch.setattr("engine.cuda.graphs.Graphs.capture_all", fail)
+    outcome = playground("backend=engine", "model=tiny", "backend.device=cuda", "kv.blocks=100", "workload.requests=2")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "error: backend: no GPU memory left for graphs; lower kv.blocks" in outcome.err
 
 
 def test_the_outer_of_two_messages_is_told(playground, tmp_path):
