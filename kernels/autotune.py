@@ -7,6 +7,7 @@ with one warning a file, and a default serves. It knows no kernel; `kernels.trit
 from __future__ import annotations
 
 import ast
+import fcntl
 import io
 import json
 import os
@@ -14,12 +15,14 @@ import re
 import tempfile
 import tokenize
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
 from math import log2
 from pathlib import Path
+from time import sleep
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +31,10 @@ VERSION = 1
 """Of the files: others are not read."""
 
 SHIPPED = Path(__file__).parent / "tuned"
+
+TRIES, PAUSE = 200, 0.01
+"""How often and after how many seconds a writer looks whether the others have done."""
+
 Config = TypeVar("Config")
 
 
@@ -39,6 +46,10 @@ class Bucket:
     dtype: str
     shape: str
     size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size={self.size}: must be at least 1")
 
     def __str__(self) -> str:
         return f"{self.kernel}|{self.dtype}|{self.shape}|{self.size}"
@@ -66,45 +77,49 @@ Entries = dict[Bucket, Entry]
 
 
 class Store:
-    """The entries of one device: its shipped file first, then the one that tuning on this machine writes."""
+    """The entries of one device: those that tuning on this machine wrote, and those that were shipped."""
 
     def __init__(self, device: str, folder: Path | None = None, shipped: Path = SHIPPED) -> None:
         name = f"{slug(device)}.json"
         self.device = device
         self.shipped = shipped / name
         self.path = (folder or default_folder()) / name
-        # What was found on this very machine is nearer to the truth than what was shipped.
-        self._entries: Entries = {**read(self.shipped), **read(self.path)}
+        self._shipped, self._own = read(self.shipped), read(self.path)
         self._recorded: Entries = {}
-        """By this process: written again each time, in case another's write took no notice of it."""
+        """By this process: written again each time, in case the file was replaced or removed."""
         self._warned = False
 
     def best(self, kind: Callable[..., Config], bucket: Bucket, source: str) -> Config | None:
         """The config of the bucket that is nearest in the amount of work, as `kind`; None if there is none."""
-        fresh = [near for near in self._entries if near.like(bucket) and self._entries[near].source == source]
-        if not fresh:
-            self._warn_if_stale(bucket)
-            return None
-        nearest = min(fresh, key=lambda near: (abs(log2(near.size / bucket.size)), -near.size))
-        try:
-            return kind(**self._entries[nearest].config)
-        except (TypeError, ValueError) as error:
-            _warn(f"kernels.autotune: {nearest}: not a config ({error}); a default serves")
-            return None
+        # Of equals the first stays first: what was found on this very machine is nearer to the truth.
+        known = [found for entries in (self._own, self._shipped) for found in entries.items() if found[0].like(bucket)]
+        fresh = [found for found in known if found[1].source == source]
+        if known and not fresh:
+            self._warn_of_stale(bucket)
+        for near, entry in sorted(fresh, key=lambda found: _distance(found[0], bucket)):
+            try:
+                return kind(**entry.config)
+            except (TypeError, ValueError) as error:
+                _warn(f"kernels.autotune: {near}: not a config ({error}); ignored")
+        return None
 
     def record(self, bucket: Bucket, config: Any, us: float, source: str) -> None:
         """Keep a config, here and on disk; of entries for one bucket the last written stays."""
         entry = Entry(asdict(config), us, source)
-        self._entries[bucket] = self._recorded[bucket] = entry
+        self._own[bucket] = self._recorded[bucket] = entry
         try:
             merge(self.path, self.device, self._recorded)
         except OSError as error:
             _warn(f"{self.path}: not written ({error.strerror}); what was tuned is lost when this process ends")
 
-    def _warn_if_stale(self, bucket: Bucket) -> None:
-        if not self._warned and any(near.like(bucket) for near in self._entries):
+    def _warn_of_stale(self, bucket: Bucket) -> None:
+        if not self._warned:
             self._warned = True
             _warn(f"kernels.autotune: {bucket}: tuned for another version of the kernel, not used; tune again")
+
+
+def _distance(near: Bucket, wanted: Bucket) -> tuple[float, int]:
+    return abs(log2(near.size) - log2(wanted.size)), -near.size
 
 
 def tune(
@@ -143,22 +158,36 @@ def capturing() -> bool:
 
 
 def read(path: Path) -> Entries:
-    """The entries of a file; none, with a warning, if it is not what `merge` writes."""
+    """The entries of a file but those, with a warning, that are not what `merge` writes."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _warn(f"{path}: not readable ({error}); ignored")
         return {}
     try:
         if content["version"] != VERSION:
             _warn(f"{path}: of version {content['version']}, not {VERSION}; ignored")
             return {}
-        return {Bucket.parse(key): _entry(value) for key, value in content["entries"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found = list(content["entries"].items())
+    except (KeyError, TypeError, AttributeError) as error:
         _warn(f"{path}: not a file of tuned configs ({error!r}); ignored")
         return {}
+    return _sound(path, found)
+
+
+def _sound(path: Path, found: Sequence[tuple[str, Any]]) -> Entries:
+    """The entries that are."""
+    entries, problems = {}, []
+    for key, value in found:
+        try:
+            entries[Bucket.parse(key)] = _entry(value)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            problems.append(f"{key}: {error!r}")
+    if problems:
+        _warn(f"{path}: {len(problems)} of {len(found)} entries are no tuned configs ({problems[0]}); ignored")
+    return entries
 
 
 def _entry(value: Any) -> Entry:
@@ -175,13 +204,27 @@ def _plain_value(part: Any) -> int | str:
 def merge(path: Path, device: str, entries: Entries) -> None:
     """Add entries to a file that other processes may write at the same time.
 
-    Without a lock: a file is replaced as a whole, so readers never see half of one, and what others have written is
-    read just before. Of two that do so within the same millisecond the later wins, and the other's entries are lost
-    until it writes again: a default serves in their place, no more.
+    The file is replaced as a whole, so readers, who ask nobody, never see half of one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    merged = {**_quietly(path), **entries}
-    _replace(path, {"version": VERSION, "device": device, "entries": _plain(merged)})
+    with _alone(path):
+        merged = {**_quietly(path), **entries}
+        _replace(path, {"version": VERSION, "device": device, "entries": _plain(merged)})
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """While no other process writes the file; without that certainty after a while, or where locks are not to be had.
+
+    Two that write at once then cost one of them its entries, and a default serves: less than a run that waits for ever.
+    """
+    with path.with_name(f".{path.name}.lock").open("w") as lock:  # freed when closed, also by the end of a process
+        for _ in range(TRIES):
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            sleep(PAUSE)
+        yield
 
 
 def _quietly(path: Path) -> Entries:
@@ -199,14 +242,27 @@ def _replace(path: Path, content: Any) -> None:
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
-    Path(file.name).replace(path)
+        try:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            Path(file.name).replace(path)
+        except OSError:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 def default_folder() -> Path:
     """Where what is tuned on this machine is kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "serving-playground" / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "serving-playground" / "kernels"
+
+
+def _home() -> Path:
+    """A container's user may have none."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"home-of-{os.getuid()}"
 
 
 def slug(device: str) -> str:

@@ -35,8 +35,9 @@ class PrefillConfig:
     def __post_init__(self) -> None:
         if any(size & (size - 1) or size < 1 for size in (self.rows, self.tile, self.warps)):
             raise ValueError(f"rows={self.rows}, tile={self.tile}, warps={self.warps}: not powers of two")
-        if not 1 <= self.stages <= 8:
-            raise ValueError(f"stages={self.stages}: out of range")
+        # What no GPU can run must not come from a damaged cache. 16: the least that tensor cores take.
+        if not (16 <= self.rows <= 256 and 16 <= self.tile <= 256 and self.warps <= 16 and 1 <= self.stages <= 8):
+            raise ValueError(f"{self}: out of range")
 
 
 def prefill_config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:

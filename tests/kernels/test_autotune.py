@@ -101,6 +101,39 @@ def test_a_damaged_file_is_ignored_and_written_anew(store, content):
     assert store().best(Config, BUCKET, "v1") == Config(64)
 
 
+def test_damaged_entries_are_ignored_and_the_others_serve(store):
+    tuned = store()
+    tuned.record(BUCKET, Config(64), 1.0, "v1")
+    content = json.loads(tuned.path.read_text())
+    sound = content["entries"][str(BUCKET)]
+    content["entries"] |= {
+        "decode|bfloat16|h32k8d128|0": sound, "decode|bfloat16|h32k8d128|many": sound, "decode": sound,
+        str(sized(8)): {"config": {"tile": 16.5}, "us": 1, "source": "v1"}, str(sized(16)): {"config": {"tile": 16}},
+        str(sized(64)): None, str(sized(128)): {"config": {"tile": 16}, "us": "fast", "source": "v1"},
+    }  # fmt: skip
+    tuned.path.write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match=r"7 of 8 entries are no tuned configs \(.*; ignored") as told:
+        again = store()
+    assert len(told) == 1
+    assert again.best(Config, sized(1), "v1") == Config(64)
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 200_000, '{"version": 1, "entries": {}, "more": ' + "9" * 5000 + "}", b"\xff{"]
+)
+def test_what_is_no_json_at_all(store, content):
+    path = store().path
+    path.parent.mkdir()
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.warns(UserWarning, match=r"not readable .*; ignored"):
+        assert store().best(Config, BUCKET, "v1") is None
+
+
+def test_an_amount_of_work_beyond_all_measure(store):
+    store().record(sized(10**400), Config(64), 1.0, "v1")
+    assert store().best(Config, BUCKET, "v1") == Config(64)
+
+
 def test_a_file_of_another_version_is_ignored(store):
     path = store().path
     path.parent.mkdir()
@@ -114,6 +147,16 @@ def test_what_is_no_config_is_ignored(store, config):
     merge(store().path, DEVICE, {BUCKET: Entry(config, 1.0, "v1")})
     with pytest.warns(UserWarning, match="not a config"):
         assert store().best(Config, BUCKET, "v1") is None
+
+
+@pytest.mark.parametrize("own", [Entry({"tile": 64}, 1.0, "v0"), Entry({"tile": 17}, 1.0, "v1")])
+def test_an_old_or_wrong_result_of_ones_own_does_not_hide_what_is_shipped(store, tmp_path, own):
+    merge(tmp_path / "shipped" / "nvidia-h200.json", DEVICE, {BUCKET: Entry({"tile": 32}, 1.0, "v1")})
+    merge(store().path, DEVICE, {BUCKET: own})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert store().best(Config, BUCKET, "v1") == Config(32)
+    assert len(told) == (own.source == "v1")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -152,10 +195,31 @@ def test_concurrent_writers_never_break_the_file(tmp_path):
     for process in processes:
         process.join()
     assert all(process.exitcode == 0 for process in processes)
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    # Whoever wrote last has all of its own there; the others may be overtaken, but for their last writes only.
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f".{path.name}.lock", path.name]
     written = [bucket.shape for bucket in read(path)]
-    assert max(written.count(f"w{writer}") for writer in range(writers)) == count
+    assert [written.count(f"w{writer}") for writer in range(writers)] == [count] * writers
+
+
+def test_a_writer_that_is_killed_leaves_a_sound_file_and_no_lock(tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=_write, args=(tmp_path, 0, 100_000))
+    process.start()
+    path = tmp_path / "nvidia-h200.json"
+    while not path.is_file():
+        assert process.is_alive()
+    process.kill()
+    process.join()
+    before = len(read(path))
+    assert before > 0
+    merge(path, DEVICE, {BUCKET: Entry({"tile": 16}, 1.0, "v1")})
+    assert len(read(path)) == before + 1
+
+
+def test_a_writer_that_sleeps_on_the_lock_stops_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(autotune, "TRIES", 2)
+    store = Store(DEVICE, folder=tmp_path, shipped=tmp_path / "none")
+    with autotune._alone(store.path):
+        store.record(BUCKET, Config(16), 1.0, "v1")
+    assert list(read(store.path)) == [BUCKET]
 
 
 def test_a_writer_brings_back_what_another_has_overtaken(tmp_path):
@@ -203,8 +267,27 @@ def test_the_default_folder_follows_the_desktop_rule(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert Store(DEVICE).path == tmp_path / "serving-playground" / "kernels" / "nvidia-h200.json"
     monkeypatch.delenv("XDG_CACHE_HOME")
+    with monkeypatch.context() as homeless:
+        homeless.setattr("pathlib.Path.home", _no_home)
+        homeless.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+        assert tmp_path in autotune.default_folder().parents
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert autotune.default_folder() == tmp_path / "home" / ".cache" / "serving-playground" / "kernels"
+
+
+def _no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_what_cannot_be_written_whole_is_not_left_in_part(store, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    tuned = store()
+    monkeypatch.setattr(autotune.json, "dump", full)
+    with pytest.warns(UserWarning, match=r"not written \(No space left on device\)"):
+        tuned.record(BUCKET, Config(64), 1.0, "v1")
+    assert [file.name for file in tuned.path.parent.iterdir()] == [f".{tuned.path.name}.lock"]
 
 
 # --- fingerprints
