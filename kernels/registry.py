@@ -87,6 +87,8 @@ class Implementation:
     objections: tuple[Objection, ...] = ()
     load: Callable[[], Kernel] | None = None
     """Finds the kernel when it is chosen, where importing it has a price."""
+    note: str = ""
+    """What to know before choosing it: what it leaves to others, and why it is not the default."""
 
     def runs_on(self, device: str, need: Need | None = None) -> bool:
         return self.objection(device, need) is None
@@ -152,6 +154,15 @@ def _no_half(need: Need) -> str | None:
     return None if need.dtype is None or need.dtype in halves else f"dtype {need.dtype}, takes float16, bfloat16"
 
 
+def _no_flashinfer(_: Need) -> str | None:
+    return None if _has("flashinfer") else "flashinfer is not installed (pip install flashinfer-python)"
+
+
+def _odd_head(need: Need) -> str | None:
+    sizes = (64, 128, 256)
+    return None if need.head_dim is None or need.head_dim in sizes else f"head size {need.head_dim}, takes 64, 128, 256"
+
+
 def _gpu(module: str, name: str, *objections: Objection) -> Implementation:
     """A kernel in Triton, imported when it is chosen: Triton takes a second to import."""
 
@@ -171,6 +182,27 @@ def _projection(method: str, maker: str) -> Implementation:
         return getattr(getattr(import_module("kernels.triton.linear"), maker)(), method)
 
     return replace(_gpu("triton.linear", maker, _wide_row), load=load)
+
+
+def _flashinfer() -> Implementation:
+    """Its plans belong to one model, so each choice of it gets its own."""
+
+    def load() -> Kernel:
+        return import_module("kernels.flashinfer").Planners().attention
+
+    found = _gpu("flashinfer", "Planners", _no_flashinfer, _no_half, _odd_head, _uneven_heads)
+    return replace(found, load=load, note=FLASHINFER_NOTE)
+
+
+REFERENCE_NOTE = "not for the engine on a GPU: it asks the host for lengths"
+CUDNN_NOTE = (
+    "takes first chunks of 256 tokens or more outside of graphs, Triton the rest; a third faster at 2048 tokens, "
+    "but the host stops to plan at each new shape"
+)
+FLASHINFER_NOTE = (
+    "takes what is outside of graphs, Triton the rest; not the default since nobody has measured it here; "
+    "compiles with nvcc on first use"
+)
 
 
 def _composed(method: str) -> Mapping[str, Implementation]:
@@ -219,9 +251,10 @@ IMPLEMENTATIONS: Mapping[str, Mapping[str, Implementation]] = {
         "triton": _gpu("triton.qkv", "place_qkv", *_HEADS),
     },
     "attention": {
-        "reference": Implementation(reference.Attention),
+        "reference": Implementation(reference.Attention, note=REFERENCE_NOTE),
         "cpu": Implementation(cpu.Attention, CPU),
-        "cudnn": _gpu("cudnn", "Attention", _no_half, *_HEADS),
+        "flashinfer": _flashinfer(),
+        "cudnn": replace(_gpu("cudnn", "Attention", _no_half, *_HEADS), note=CUDNN_NOTE),
         "triton": _gpu("triton.attention", "Attention", *_HEADS),
     },
     "embedding": {
@@ -263,7 +296,7 @@ def chosen(op: str, device: str, name: str = AUTO, need: Need | None = None) -> 
     if name not in names:
         raise ValueError(
             f"kernels.{op}={name} is not available on {device}{_why(op, name, device, need)}; "
-            f"choose one of {', '.join(names)}"
+            f"choose one of {', '.join((AUTO, *names))}"
         )
     return name
 
@@ -273,11 +306,9 @@ def _kernel(op: str, device: str, name: str, need: Need | None) -> Kernel:
 
 
 def _why(op: str, name: str, device: str, need: Need | None) -> str:
-    """In brackets, unless the name is unknown or made for other devices, which the list of others tells."""
+    """In brackets, unless nobody has heard of it."""
     entry = IMPLEMENTATIONS[op].get(name)
-    if entry is None or (entry.devices and device not in entry.devices):
-        return ""
-    return f" ({entry.objection(device, need)})"
+    return "" if entry is None else f" ({entry.objection(device, need)})"
 
 
 def survey(
@@ -288,9 +319,14 @@ def survey(
     for op, entries in IMPLEMENTATIONS.items():
         name = choices.get(op, AUTO)
         taken = chosen(op, device, name, need)
+        only = len(available(op, device, need)) == 1
+        why = "as chosen" if name != AUTO else "nothing else can" if only else "the fastest that can"
         for other, entry in entries.items():
-            reason = entry.objection(device, need)
-            if other == taken:
-                yield op, other, "runs: " + ("as chosen" if name != AUTO else "the fastest that can")
+            if (reason := entry.objection(device, need)) is not None:
+                yield op, other, f"cannot: {reason}"
             else:
-                yield op, other, "available" if reason is None else f"cannot: {reason}"
+                yield op, other, _verdict(f"runs: {why}" if other == taken else "available", entry.note)
+
+
+def _verdict(word: str, note: str) -> str:
+    return f"{word} ({note})" if note else word
