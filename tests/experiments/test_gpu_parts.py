@@ -58,10 +58,8 @@ def theirs():
 
 
 def batch(theirs, count: int, new: int, seconds: float) -> beside.Batch:
-    from transformers import ContinuousBatchingConfig
-
     ids = [list(range(3 + id, 23 + id)) for id in range(count)]
-    return beside.batched(theirs, ids, new, seconds, ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=64))
+    return beside.batched(theirs, ids, new, seconds, dict(num_blocks=64, max_batch_tokens=64))
 
 
 def test_generate_batch_is_timed_whole(theirs):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,8 @@ from playground.model import ModelShape
 PROMPT, OUTPUT = 512, 128
 DECODES = (1, 32)
 BATCHES = (64, 256)
+GRAPHS = {"use_cuda_graph": True, "use_async_batching": True}
+"""What it does not choose by itself here."""
 MOST_SECONDS = 90.0
 """After which a batch is cut short, and reported as such."""
 
@@ -34,29 +37,38 @@ def transformers(report: Report, subject: Subject) -> None:
     ours_tokens = {count: _our_tokens_per_second(subject, count) for count in BATCHES}
     subject.release()
     model = theirs(shape, "cuda")
-    for rows in DECODES:
-        ours = ours_ms[rows]
-        alone = generate_step_ms(model, rows)
-        report.row(
-            f"transformers generate, decode step {rows} x {PROMPT}", alone, "ms", ours_ms=ours, ratio=alone / ours
-        )
-        ids = prompts(shape, rows)
-        batch = batched(model, ids, 36, MOST_SECONDS)
-        report.row(
-            f"transformers generate_batch, decode step {rows} x {PROMPT}", batch.step_ms, "ms", ours_ms=ours,
-            ratio=batch.step_ms / ours, choices=batch.choices,
-        )  # fmt: skip
-    for count in BATCHES:
-        batch = batched(model, prompts(shape, count), OUTPUT, MOST_SECONDS)
-        report.row(
-            f"transformers generate_batch, {count} x ({PROMPT} + {OUTPUT})", batch.tokens_per_second, "tokens/s",
-            ours_tokens_per_s=ours_tokens[count], ratio=ours_tokens[count] / batch.tokens_per_second,
-            finished=batch.finished, requests=count, seconds=batch.seconds, decode_ms=batch.step_ms,
-            choices=batch.choices,
-        )  # fmt: skip
+    for rows, ours in ours_ms.items():
+        report.attempt(f"generate {rows}", partial(_generate, report, model, rows, ours))
+        report.attempt(f"generate_batch {rows}", partial(_decode, report, model, rows, ours))
+    for count, asked in ((BATCHES[0], {}), (BATCHES[0], GRAPHS), (BATCHES[1], {})):
+        ours = ours_tokens[count]
+        report.attempt(f"generate_batch {count}, {asked}", partial(_batch, report, model, count, ours, asked))
     del model
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def _generate(report: Report, model: Any, rows: int, ours: float) -> None:
+    took = generate_step_ms(model, rows)
+    report.row(f"transformers generate, decode step {rows} x {PROMPT}", took, "ms", ours_ms=ours, ratio=took / ours)
+
+
+def _decode(report: Report, model: Any, rows: int, ours: float) -> None:
+    batch = batched(model, prompts(model.config.vocab_size, rows), 36, MOST_SECONDS)
+    report.row(
+        f"transformers generate_batch, decode step {rows} x {PROMPT}", batch.step_ms, "ms", ours_ms=ours,
+        ratio=batch.step_ms / ours, choices=batch.choices,
+    )  # fmt: skip
+
+
+def _batch(report: Report, model: Any, count: int, ours: float, asked: Mapping[str, bool]) -> None:
+    ids = prompts(model.config.vocab_size, count)
+    batch = batched(model, ids, OUTPUT, MOST_SECONDS, dict(asked))
+    report.row(
+        f"transformers generate_batch, {count} x ({PROMPT} + {OUTPUT})", batch.tokens_per_second, "tokens/s",
+        ours_tokens_per_s=ours, ratio=ours / batch.tokens_per_second, finished=batch.finished, requests=count,
+        seconds=batch.seconds, decode_ms=batch.step_ms, choices=batch.choices,
+    )  # fmt: skip
 
 
 def _our_decode_ms(subject: Subject, rows: int) -> float:
@@ -88,8 +100,8 @@ def theirs(shape: ModelShape, device: str) -> Any:
         torch.set_default_dtype(before)
 
 
-def prompts(shape: ModelShape, count: int, length: int = PROMPT) -> list[list[int]]:
-    return torch.randint(0, shape.vocabulary, (count, length)).tolist()
+def prompts(vocabulary: int, count: int) -> list[list[int]]:
+    return torch.randint(0, vocabulary, (count, PROMPT)).tolist()
 
 
 def generate_step_ms(model: Any, rows: int, length: int = PROMPT) -> float:
@@ -123,7 +135,9 @@ class Batch:
         return self.tokens / self.seconds
 
 
-def batched(model: Any, ids: Sequence[list[int]], new: int, most_seconds: float, config: Any = None) -> Batch:
+def batched(
+    model: Any, ids: Sequence[list[int]], new: int, most_seconds: float, asked: Mapping[str, Any] | None = None
+) -> Batch:
     """`generate_batch` with a limit of seconds: it has none itself, but its parts are public."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
     from transformers.generation.continuous_batching.utils import WorkloadHints
@@ -132,7 +146,7 @@ def batched(model: Any, ids: Sequence[list[int]], new: int, most_seconds: float,
     hints = WorkloadHints(max(map(len, ids)), new, len(ids))
     results: dict[str, Any] = {}
     with model.continuous_batching_context_manager(
-        generation_config=rules, continuous_batching_config=config or ContinuousBatchingConfig(), timeout=5,
+        generation_config=rules, continuous_batching_config=ContinuousBatchingConfig(**(asked or {})), timeout=5,
         workload_hints=hints,
     ) as manager:  # fmt: skip
         began = time.perf_counter()
