@@ -5,6 +5,7 @@ Values only. Nothing here knows a policy, a clock, a device or a tensor.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -167,6 +168,28 @@ class Slice(NamedTuple):
     drafted: int = 0
 
 
+class Columns(NamedTuple):
+    """Slices by field: where every slice of a step is looked at, a column at once takes a fraction of the time."""
+
+    sequence: tuple[int, ...]
+    epoch: tuple[int, ...]
+    rank: tuple[int, ...]
+    start: tuple[int, ...]
+    length: tuple[int, ...]
+    samples: tuple[bool, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    lane: tuple[str, ...]
+    drafted: tuple[int, ...]
+
+    @classmethod
+    def of(cls, slices: Iterable[Slice]) -> Columns:
+        columns = list(zip(*slices, strict=True))
+        return cls(*columns) if columns else NO_SLICES
+
+
+NO_SLICES = Columns((), (), (), (), (), (), (), (), ())
+
+
 class Copy(NamedTuple):
     """KV blocks of one sequence that move between two pools; block i of `source` goes to block i of `target`.
 
@@ -203,11 +226,21 @@ class Step:
     repeat: int = 1
     lanes: tuple[str, ...] = field(init=False)
     """Lanes in use, in order of first use: one `Done` comes back for each."""
+    columns: Columns = field(init=False, repr=False, compare=False)
+    """Of the slices."""
 
     def __post_init__(self) -> None:
-        names = dict.fromkeys([part.lane for part in self.slices])
+        columns = Columns.of(self.slices)
+        names = dict.fromkeys(columns.lane)
         names.update(dict.fromkeys([copy.lane for copy in self.copies]))
         object.__setattr__(self, "lanes", tuple(names))
+        object.__setattr__(self, "columns", columns)
+
+    def columns_of(self, lane: str) -> Columns:
+        """Of the slices in one lane."""
+        if len(self.lanes) == 1:
+            return self.columns
+        return Columns.of([part for part in self.slices if part.lane == lane])
 
 
 class Logprob(NamedTuple):

@@ -161,7 +161,7 @@ class Draft:
     @property
     def rows_in_flight(self) -> int:
         """Slices of this rank in flight."""
-        return sum(part.rank == self._rank.index for step in self.in_flight for part in step.slices)
+        return sum(step.columns.rank.count(self._rank.index) for step in self.in_flight)
 
     def prefix_hit(self, sequence: Sequence) -> int:
         """Tokens that a waiting sequence would find in the prefix cache."""
@@ -195,7 +195,7 @@ class Draft:
 
     def _due(self, running: Iterable[Sequence]) -> list[Sequence]:
         latest = self._latest
-        return [s for s in running if s.promised < s.max_tokens and (s.promised == s.returned or s.step <= latest)]
+        return [s for s in running if s.promised < s.max_tokens and (s.step <= latest or s.promised == s.returned)]
 
     @property
     def empty(self) -> bool:

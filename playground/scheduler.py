@@ -14,7 +14,7 @@ from itertools import chain
 from math import inf
 from random import Random
 
-from playground.core import COPY_OUT, Copy, Done, Request, Slice, Spec, Step
+from playground.core import COPY_OUT, Columns, Copy, Done, Request, Slice, Spec, Step
 from playground.draft import Draft, Preempted
 from playground.policy import ClusterView, Load, Policy
 from playground.rank import Rank, prefix_keys
@@ -268,9 +268,7 @@ class Scheduler:
         self.ranks[rank].enqueue(sequence)
 
     def _launch(self, group: Group, drafts: list[Draft], now: float) -> Step:
-        by_rank = [draft.slices for draft in drafts]
-        self._check_limits(by_rank)
-        slices = tuple(chain.from_iterable(by_rank))
+        slices = tuple(chain.from_iterable([draft.slices for draft in drafts]))
         copies = tuple(chain.from_iterable([draft.copies for draft in drafts]))
         starts = tuple(self._first_seen(group, slices))
         ends, group.ends = tuple(group.ends), []
@@ -278,17 +276,22 @@ class Scheduler:
         dummies = tuple(rank.index for rank in group.ranks if rank.index not in computing) if computing else ()
         repeat = self._repeat(group, drafts, slices, copies) if self.spec.repeats else 1
         step = Step(self._steps, group.index, now, slices, copies, starts, ends, dummies, repeat)
+        self._check_limits(step.columns)
         self._steps += 1
         group.ordinal += 1
         group.flights[step.id] = Flight(step, set(step.lanes))
         self._group_of_step[step.id] = group
-        self._count_in(slices)
+        self._count_in(step.columns)
         return step
 
-    def _check_limits(self, by_rank: Iterable[Iterable[Slice]]) -> None:
+    def _check_limits(self, slices: Columns) -> None:
         """The verbs of a draft cannot exceed them; a policy that reaches around the verbs is found here."""
-        most = max([sum([part.length for part in slices]) for slices in by_rank])
-        if most > self.spec.max_tokens:
+        if sum(slices.length) <= self.spec.max_tokens:  # of all ranks: then none of them has more
+            return
+        tokens: dict[int, int] = {}
+        for rank, length in zip(slices.rank, slices.length, strict=True):
+            tokens[rank] = tokens.get(rank, 0) + length
+        if (most := max(tokens.values())) > self.spec.max_tokens:
             policy = type(self.policy).__name__
             raise ValueError(f"{policy} put {most} tokens into a step of at most {self.spec.max_tokens}")
 
@@ -299,13 +302,12 @@ class Scheduler:
             if request := group.starts.pop(part.sequence, None):
                 yield request
 
-    def _count_in(self, slices: Iterable[Slice]) -> None:
-        sequences = self.sequences
-        for part in slices:
-            sequence = sequences[part.sequence]
+    def _count_in(self, slices: Columns) -> None:
+        sequences = map(self.sequences.__getitem__, slices.sequence)
+        for sequence, start, length in zip(sequences, slices.start, slices.length, strict=True):
             sequence.in_flight += 1
-            if part.start < sequence.target:
-                sequence.recomputed += min(part.start + part.length, sequence.target) - part.start
+            if start < sequence.target:
+                sequence.recomputed += min(start + length, sequence.target) - start
 
     def _repeat(self, group: Group, drafts: list[Draft], slices: tuple[Slice, ...], copies: tuple[Copy, ...]) -> int:
         """How often the step may be repeated with the same outcome: nothing but decodes, and blocks for all.
@@ -339,10 +341,7 @@ class Scheduler:
             del group.flights[step.id], self._group_of_step[step.id]
         if done.count > 1:
             step = self._commit_ticks(done, step)
-        parts = step.slices
-        if len(step.lanes) > 1:
-            parts = tuple([part for part in parts if part.lane == done.lane])
-        self._commit_slices(parts, done)
+        self._commit_slices(step, done)
         for copy in step.copies:
             if copy.lane == done.lane:
                 self._commit_copy(copy, done.finished)
@@ -360,10 +359,11 @@ class Scheduler:
             raise ValueError(f"step {done.step} came back before step {first} of the same lane, {done.lane}")
         return group, flight
 
-    def _commit_slices(self, parts: Iterable[Slice], done: Done) -> None:
-        sequences, ended = self.sequences, set(done.ended)
-        for part in parts:
-            sequence = sequences.get(part.sequence)
+    def _commit_slices(self, step: Step, done: Done) -> None:
+        ended, tokens, one_lane = set(done.ended), done.tokens, len(step.lanes) == 1
+        for part, sequence in zip(step.slices, map(self.sequences.get, step.columns.sequence), strict=True):
+            if not one_lane and part.lane != done.lane:
+                continue
             if sequence is None:
                 self._commit_late(part)
                 continue
@@ -371,7 +371,12 @@ class Scheduler:
             if sequence.published < len(sequence.keys) and sequence.state is State.RUNNING:
                 self.ranks[part.rank].publish(sequence, part.start + part.length)
             if part.samples:
-                self._return_tokens(sequence, part, done)
+                count = len(tokens.get(part.sequence, ()))
+                if count != done.count or part.drafted:
+                    self._take_off(sequence, part, done, count)
+                sequence.returned += count
+                if sequence.first_token is None:
+                    sequence.first_token = done.ticks[0] if done.ticks else done.finished
             if part.sequence in ended:
                 self.ranks[part.rank].end(sequence)
                 self._finish(sequence, done.finished, "finished")
@@ -386,20 +391,15 @@ class Scheduler:
         if sequence.in_flight == 0:
             rank.settle(sequence)
 
-    def _return_tokens(self, sequence: Sequence, part: Slice, done: Done) -> None:
-        count = len(done.tokens.get(part.sequence, ()))
-        surplus = done.count + part.drafted - count
-        if surplus < 0 or count < 1:
-            raise ValueError(
-                f"step {done.step}: {count} tokens for sequence {part.sequence}, 1 to {done.count + part.drafted} due"
-            )
-        sequence.returned += count
-        if surplus:  # promised was an upper bound: guesses that were not taken
-            sequence.promised -= surplus
-            sequence.length -= surplus
-            sequence.launched -= surplus
-        if sequence.first_token is None:
-            sequence.first_token = done.ticks[0] if done.ticks else done.finished
+    def _take_off(self, sequence: Sequence, part: Slice, done: Done, count: int) -> None:
+        """Promised was an upper bound: of the guesses beside the token due, some were not taken."""
+        due = done.count + part.drafted
+        if not 1 <= count <= due:
+            raise ValueError(f"step {done.step}: {count} tokens for sequence {part.sequence}, 1 to {due} due")
+        surplus = due - count
+        sequence.promised -= surplus
+        sequence.length -= surplus
+        sequence.launched -= surplus
 
     def _commit_ticks(self, done: Done, step: Step) -> Step:
         """The repetitions after the first: as if each had been planned, with blocks taken in the same order."""

@@ -7,7 +7,7 @@ the device, where the next one finds it, and is read by the host when the step i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
@@ -22,7 +22,7 @@ from engine.cuda.forward import Forward, least_shape, pack, spans
 from engine.cuda.graphs import Graphs
 from engine.cuda.memory import GRAPHS, Memory, fitting_blocks
 from engine.cuda.parcel import Parcel, Parcels
-from engine.cuda.residents import Residents, Sampled, asked, told, top_asked
+from engine.cuda.residents import Residents, Sampled, told, top_asked
 from engine.cuda.state import Picking, SlotState, Words
 from engine.cuda.swap import Swap
 from engine.cuda.timeline import Clock, CudaTimeline, Mark, Timeline
@@ -32,7 +32,7 @@ from engine.kv import KvPool, block_bytes
 from engine.memory import enough_memory, is_shortage
 from engine.models.decoder import Decoder
 from kernels import reference
-from playground.core import COPY_IN, COPY_OUT, Copy, Done, Logprob, Slice, Spec, Step
+from playground.core import COPY_IN, COPY_OUT, Copy, Done, Logprob, Spec, Step
 
 PAUSE = 2e-5
 """Seconds between two looks at the device while it has more work than the step that is waited for."""
@@ -185,23 +185,22 @@ class CudaBackend:
         if lane in (COPY_IN, COPY_OUT):
             self._copy(step, lane, launched)
         else:
-            parts = step.slices if len(step.lanes) == 1 else [part for part in step.slices if part.lane == lane]
-            self._compute(step, lane, parts, launched)
+            self._compute(step, lane, launched)
 
-    def _compute(self, step: Step, lane: str, parts: Iterable[Slice], launched: float) -> None:
-        began, parts = perf_counter(), list(parts)
-        placed = self._residents.place(parts)
-        picking = asked(placed)
-        top = top_asked(placed) if Picking.LOGPROBS in picking else 0
-        graph = None if self._graphs is None else self._graphs.shape(parts)
-        shape = graph or least_shape(parts)
-        numbers, sampled = pack(placed, parts, shape, self._state.scratch)
+    def _compute(self, step: Step, lane: str, launched: float) -> None:
+        began = perf_counter()
+        batch = self._residents.place(step.columns_of(lane))
+        picking = batch.rows.picking
+        top = top_asked(batch.rows.residents) if Picking.LOGPROBS in picking else 0
+        graph = None if self._graphs is None else self._graphs.shape(batch)
+        shape = graph or least_shape(batch)
+        numbers, sampled = pack(batch, shape, self._state.scratch)
         counts = self._residents.recount(sampled) if Picking.PENALTIES in picking else ()
         parcel = self._parcels.take()
         with self._timeline.computing():
             packed, begun = self._send(parcel, numbers, counts)
             if graph is None or self._graphs is None:
-                ids, table = self._forward(packed, shape, picking, top, spans(parts, shape))
+                ids, table = self._forward(packed, shape, picking, top, spans(batch, shape))
             else:
                 ids, table = self._graphs.run(packed, shape, picking, top)
             count = len(sampled.positions)

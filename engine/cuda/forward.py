@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cuda.residents import Resident, Sampled, slots_of
+from engine.cuda.residents import Batch, Sampled
 from engine.cuda.state import Picking, SlotState, Words
 from engine.kv import KvPool
 from engine.logprobs import share_table
 from engine.models.decoder import Decoder, Inputs
 from kernels.batch import DeviceBatch, Span
-from playground.core import Slice
 
 ROWS = 8
 """Decode rows are a multiple of this beside prefills: what follows them in memory is aligned then."""
@@ -53,29 +52,23 @@ class Shape(NamedTuple):
         return self.decodes if self.rows is None else self.rows
 
 
-def spans(parts: Sequence[Slice], shape: Shape) -> list[Span]:
+def spans(batch: Batch, shape: Shape) -> list[Span]:
     """Start and length of the slices in the order of `pack`, padding of decode rows included."""
-    ordered = sorted(((part.start, part.length) for part in parts), key=lambda span: span[1] > 1)
-    singles = sum(part.length == 1 for part in parts)
+    pairs = zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)
+    ordered, singles = sorted(pairs, key=lambda span: span[1] > 1), batch.singles
     return [*ordered[:singles], *[(0, 0)] * (shape.decodes - singles), *ordered[singles:]]
 
 
-def nothing_but_decodes(parts: Sequence[Slice]) -> bool:
-    """Whether every slice is one token that samples."""
-    return all(part.length == 1 and part.samples for part in parts)
-
-
-def least_shape(parts: Sequence[Slice]) -> Shape:
+def least_shape(batch: Batch) -> Shape:
     """The shape with as little padding as kernels need."""
-    if nothing_but_decodes(parts):
-        return Shape(len(parts))
-    lengths = [part.length for part in parts]
-    singles = lengths.count(1)
+    if batch.nothing_but_decodes:
+        return Shape(len(batch.starts))
+    singles = batch.singles
     return Shape(
         decodes=singles + -singles % ROWS,
-        tokens=sum(lengths) - singles,
-        slices=_padded_slices(len(parts) - singles),
-        rows=sum(part.samples for part in parts),
+        tokens=int(batch.lengths.sum()) - singles,
+        slices=_padded_slices(len(batch.starts) - singles),
+        rows=int(np.count_nonzero(batch.samples)),
     )
 
 
@@ -84,7 +77,7 @@ def _padded_slices(count: int) -> int:
     return count and next((size for size in SLICES if size >= count), count)
 
 
-def pack(placed: Sequence[Resident], parts: Sequence[Slice], shape: Shape, scratch: int) -> tuple[Words, Sampled]:
+def pack(batch: Batch, shape: Shape, scratch: int) -> tuple[Words, Sampled]:
     """A batch as numbers in a row, and whose tokens it samples. Rows of padding are the scratch slot's.
 
     Of decodes only: slots, and contexts (how many tokens are seen; 0 is padding). Of others: slot and position (-1 is
@@ -92,37 +85,29 @@ def pack(placed: Sequence[Resident], parts: Sequence[Slice], shape: Shape, scrat
     and the end of the last; the tokens whose successor is wanted.
     """
     packed = np.empty(sum(shape.sizes), dtype=np.int64)
-    views = np.split(packed, list(accumulate(shape.sizes))[:-1])
     fill = _fill_decodes if shape.rows is None else _fill_mixed
-    return packed, fill(views, placed, parts, shape, scratch)
+    return packed, fill(packed, batch, shape, scratch)
 
 
-def _fill_decodes(
-    views: list[Words], placed: Sequence[Resident], parts: Sequence[Slice], shape: Shape, scratch: int
-) -> Sampled:
-    (slots, contexts), count = views, len(parts)
-    slots[:count], slots[count:] = slots_of(placed), scratch
-    contexts[:count], contexts[count:] = [part.start for part in parts], 0
-    contexts[:count] += 1
-    return Sampled(list(placed), contexts[:count].tolist())
+def _fill_decodes(packed: Words, batch: Batch, shape: Shape, scratch: int) -> Sampled:
+    slots, contexts, count = packed[: shape.decodes], packed[shape.decodes :], len(batch.starts)
+    slots[:count], slots[count:] = batch.rows.slots, scratch
+    contexts[:count], contexts[count:] = batch.ends, 0
+    return Sampled(batch.rows.residents, contexts[:count].tolist())
 
 
-def _fill_mixed(
-    views: list[Words], placed: Sequence[Resident], parts: Sequence[Slice], shape: Shape, scratch: int
-) -> Sampled:
+def _fill_mixed(packed: Words, batch: Batch, shape: Shape, scratch: int) -> Sampled:
     """Slices of one token become decode rows, whatever they are."""
-    token_slots, positions, slots, contexts, offsets, rows = views
-    order = sorted(range(len(parts)), key=lambda index: parts[index].length > 1)
-    parts, placed = [parts[index] for index in order], [placed[index] for index in order]
-    owners, starts, lengths = (
-        np.array(values, dtype=np.int64)
-        for values in (slots_of(placed), [part.start for part in parts], [part.length for part in parts])
+    token_slots, positions, slots, contexts, offsets, rows = np.split(packed, list(accumulate(shape.sizes))[:-1])
+    order = np.argsort(batch.lengths > 1, kind="stable")
+    owners, starts, lengths, samples = (
+        column[order] for column in (batch.rows.slots, batch.starts, batch.lengths, batch.samples)
     )
-    first, singles = shape.decodes, int(np.count_nonzero(lengths == 1))
+    first, singles = shape.decodes, batch.singles
     edges = np.cumsum((first, *lengths[singles:]))
     token_slots[:] = slots[:] = scratch
     positions[:], contexts[:], offsets[:], rows[:] = -1, 0, edges[-1], len(positions) - 1
-    end, prefills = edges[-1], slice(first, first + len(parts) - singles)
+    end, prefills = edges[-1], slice(first, first + len(order) - singles)
     token_slots[:singles] = slots[:singles] = owners[:singles]
     positions[:singles], contexts[:singles] = starts[:singles], starts[:singles] + 1
     token_slots[first:end] = np.repeat(owners[singles:], lengths[singles:])
@@ -130,11 +115,10 @@ def _fill_mixed(
     positions[first:end] = np.repeat(starts[singles:] - edges[:-1], lengths[singles:]) + np.arange(first, end)
     slots[prefills], contexts[prefills] = owners[singles:], starts[singles:] + lengths[singles:]
     offsets[: len(edges)] = edges[: len(offsets)]
-    samples = np.array([part.samples for part in parts], dtype=bool)
     last = np.concatenate((np.arange(singles), edges[1:] - 1))[samples]
     rows[: len(last)] = last
-    sampling = [resident for resident, part in zip(placed, parts, strict=True) if part.samples]
-    return Sampled(sampling, (starts + lengths)[samples].tolist())
+    residents = [batch.rows.residents[index] for index in order[samples]]
+    return Sampled(residents, (starts + lengths)[samples].tolist())
 
 
 class Picked(NamedTuple):

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from engine.cuda.forward import SLICES, Forward, Picked, Shape, nothing_but_decodes
+from engine.cuda.forward import SLICES, Forward, Picked, Shape
+from engine.cuda.residents import Batch
 from engine.cuda.state import Picking
 from engine.cuda.timeline import Timeline, Work
-from playground.core import Slice
 
 TOKENS = (80, 144, 272, 528)
 """Prefill tokens of mixed steps: common chunks, and a token more for those whose successor nobody wants."""
@@ -67,16 +67,15 @@ class Graphs:
         for decodes in reversed(self._decodes):
             yield Shape(decodes)
 
-    def shape(self, parts: Sequence[Slice]) -> Shape | None:
-        """The shape that these slices are padded to; None if they are too many."""
-        if nothing_but_decodes(parts):
-            decodes = _next(self._decodes, len(parts))
+    def shape(self, batch: Batch) -> Shape | None:
+        """The shape that a batch is padded to; None if it is too large."""
+        slices, singles = len(batch.starts), batch.singles
+        if batch.nothing_but_decodes:
+            decodes = _next(self._decodes, slices)
             return None if decodes is None else Shape(decodes)
-        lengths = [part.length for part in parts]
-        singles = lengths.count(1)
         rows = _next(self._mixed, singles)
-        tokens = _next(self._tokens, sum(lengths) - singles + 1)
-        if rows is None or tokens is None or len(parts) - singles > SLICES[0]:
+        tokens = _next(self._tokens, int(batch.lengths.sum()) - singles + 1)
+        if rows is None or tokens is None or slices - singles > SLICES[0]:
             return None
         return _mixed_shape(rows, tokens)
 

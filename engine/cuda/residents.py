@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import compress
 from operator import or_
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.cuda.state import Picking, SlotState, Words, picking
 from engine.errors import EngineError
 from engine.logprobs import read_logprob
 from engine.sequence import Sequence as Text
 from engine.sequence import token_counts
-from playground.core import COPY_IN, Copy, Logprob, Request, Slice
+from playground.core import COPY_IN, Columns, Copy, Logprob, Request
 
 
 @dataclass(slots=True)
@@ -29,16 +31,56 @@ class Resident:
     picking: int
     """What its request asks for, a `Picking` (as a plain number, since flags of `enum` are slow to combine)."""
     slot: int | None = None
-    ready: int = 0
-    """Up to where the device's row of tokens can be read, by work that is queued from now on."""
     tabled: int = 0
     """How many blocks of the table the device has been told."""
-    room: int = 0
-    """Tokens that the blocks hold; 0 if the device's table is out of date."""
-    last: int = 0
-    """The last batch that it had a slice in."""
     counted: int = 0
     """Up to where the device has counted its tokens, if it is penalised, by work that is queued from now on."""
+
+
+class Rows(NamedTuple):
+    """Whose the slices of a batch are."""
+
+    residents: list[Resident]
+    slots: Words
+    picking: Picking
+    """All that they ask for."""
+
+    @classmethod
+    def of(cls, residents: list[Resident]) -> Rows:
+        """Of residents that have a slot."""
+        slots: list[Any] = [resident.slot for resident in residents]
+        asked = reduce(or_, [resident.picking for resident in residents])
+        return cls(residents, np.array(slots, dtype=np.int64), Picking(asked))
+
+
+class Batch(NamedTuple):
+    """Slices that run together, in columns: one by one they would take longer than all at once."""
+
+    rows: Rows
+    starts: Words
+    lengths: Words
+    samples: NDArray[np.bool_]
+    singles: int
+    """Slices of one token."""
+
+    @classmethod
+    def of(cls, rows: Rows, starts: Sequence[int], lengths: Sequence[int], samples: Sequence[bool]) -> Batch:
+        return cls(
+            rows,
+            np.array(starts, dtype=np.int64),
+            np.array(lengths, dtype=np.int64),
+            np.array(samples, dtype=bool),
+            lengths.count(1),
+        )
+
+    @property
+    def ends(self) -> Words:
+        return self.starts + self.lengths
+
+    @property
+    def nothing_but_decodes(self) -> bool:
+        """Whether every slice is one token that samples."""
+        return self.singles == len(self.starts) and bool(self.samples.all())
 
 
 class Sampled(NamedTuple):
@@ -60,111 +102,132 @@ class Residents:
         self._eos = eos
         self._known: dict[int, Resident] = {}
         self._free = list(range(state.scratch))
+        self._ids: tuple[int, ...] = ()
+        self._rows: Rows | None = None
+        """Of the last batch and its `_ids`: the next one has the same, unless somebody comes, goes or loses a slot."""
+        self._ready = np.zeros(state.scratch, dtype=np.int64)
+        """By slot: up to where the device's row of tokens can be read, by work that is queued from now on."""
+        self._room = np.zeros(state.scratch, dtype=np.int64)
+        """By slot: tokens that the blocks hold; 0 if the device's table is out of date."""
+        self._last = np.zeros(state.scratch, dtype=np.int64)
+        """By slot: the last batch that its owner had a slice in."""
         self.order = 0
         """Batches placed so far."""
         self.completed = 0
         """Batches, in the order they were placed, whose work is all done."""
         self._places: list[Words] = []
         self._words: list[Words] = []
+        self._block_places: list[int] = []
+        # Of tables: most bring one block, and an array for each would take longer.
+        self._block_ids: list[int] = []
 
     def start(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            text = Text(request, self._vocabulary)
+            text, self._rows = Text(request, self._vocabulary), None
             self._known[request.id] = Resident(text, int(picking(request.sampling)))
 
     def end(self, ids: Iterable[int]) -> None:
         """Forget sequences that no later step names. Work in flight may yet write to their slots, but before others."""
         for id in ids:
-            resident = self._known.pop(id, None)
+            resident, self._rows = self._known.pop(id, None), None
             if resident is not None and resident.slot is not None:
                 self._free.append(resident.slot)
 
     # --- slices
 
-    def place(self, parts: Sequence[Slice]) -> list[Resident]:
+    def place(self, slices: Columns) -> Batch:
         """Take in a batch of slices. What cannot be computed from known tokens in given blocks is an error."""
         self.order += 1
-        placed, known, order = [], self._known, self.order
-        for part in parts:
-            resident = known.get(part.sequence)
-            if resident is None:
-                raise _unknown(part.sequence)
-            end = part.start + part.length
-            # Nearly all slices are decodes that bring nothing new: keep their path short.
-            if part.blocks or end > resident.room:
-                self._bring(resident, part)
-            if end > resident.ready:
-                self._feed(resident, part.start, end)
-            if part.samples:
-                resident.ready = end + 1
-            resident.last = order
-            placed.append(resident)
-        return placed
+        rows = self._rows if self._rows is not None and self._ids == slices.sequence else self._find(slices.sequence)
+        batch = Batch.of(rows, slices.start, slices.length, slices.samples)
+        (residents, slots, _), ends = rows, batch.ends
+        self._last[slots] = self.order
+        # Nearly all slices are decodes that bring nothing new: only the others are looked at one by one.
+        lacking = np.flatnonzero(ends > self._room[slots]).tolist()
+        for index in sorted({*lacking, *compress(range(len(slots)), slices.blocks)}):
+            self._bring(residents[index], slices.epoch[index], slices.blocks[index])
+        lacking = np.flatnonzero(ends > self._room[slots]).tolist()
+        if lacking:
+            raise self._without_blocks(residents[lacking[0]], ends[lacking[0]])
+        for index in np.flatnonzero(ends > self._ready[slots]).tolist():
+            self._feed(residents[index], slices.start[index], int(ends[index]))
+        self._ready[slots[batch.samples]] = ends[batch.samples] + 1
+        return batch
 
-    def _bring(self, resident: Resident, part: Slice) -> None:
-        """Blocks, an epoch, or a slot that is missing."""
-        text, end = resident.text, part.start + part.length
-        if part.epoch != text.epoch:
-            resident.ready = resident.tabled = 0
-        text.place(part.epoch, part.blocks)
-        self._send_table(resident)
-        if end > resident.room:
-            raise EngineError(
-                f"sequence {part.sequence}: {end} tokens do not fit its {len(text.table)} blocks of "
-                f"{self._state.block_size}"
-            )
+    def _find(self, ids: tuple[int, ...]) -> Rows:
+        """The residents that a batch is of, each in a slot."""
+        try:
+            residents = [self._known[id] for id in ids]
+        except KeyError as error:
+            raise _unknown(error.args[0]) from None
+        self._last[[resident.slot for resident in residents if resident.slot is not None]] = self.order
+        for resident in residents:
+            if resident.slot is None:
+                self._seat(resident)
+        self._ids, self._rows = ids, Rows.of(residents)
+        return self._rows
 
-    def _send_table(self, resident: Resident) -> None:
-        if resident.slot is None:
-            self._seat(resident)
-        table = resident.text.table
-        if len(table) > self._state.width:
-            raise EngineError(
-                f"sequence {resident.text.request.id}: {len(table)} blocks are more than max_length allows"
-            )
-        if len(table) > resident.tabled:
-            self._send(self._state.table_place(_slot(resident), resident.tabled), table.ids[resident.tabled :])
-        resident.tabled = len(table)
-        resident.room = len(table) * self._state.block_size
+    def _bring(self, resident: Resident, epoch: int, blocks: tuple[int, ...]) -> None:
+        """Blocks, an epoch, or a table that the device lacks."""
+        text, slot, told = resident.text, _slot(resident), resident.tabled
+        if epoch != text.epoch:
+            self._ready[slot] = told = 0
+        text.place(epoch, blocks)
+        table = text.table.ids
+        count = len(table)
+        if count > self._state.width:
+            raise EngineError(f"sequence {text.request.id}: {count} blocks are more than max_length allows")
+        if count > told:
+            place = self._state.table_place(slot, told)
+            self._block_places.extend(range(place, place + count - told))
+            self._block_ids.extend(table[told:].tolist())
+        resident.tabled = count
+        self._room[slot] = count * self._state.block_size
+
+    def _without_blocks(self, resident: Resident, end: int) -> EngineError:
+        id, blocks, size = resident.text.request.id, len(resident.text.table), self._state.block_size
+        return EngineError(f"sequence {id}: {end} tokens do not fit its {blocks} blocks of {size}")
 
     def _feed(self, resident: Resident, start: int, end: int) -> None:
         """Tokens that the host knows and the device does not."""
-        text, first = resident.text, max(start, resident.ready)
+        text, slot = resident.text, _slot(resident)
+        ready = int(self._ready[slot])
+        first = max(start, ready)
         if end > text.known:
-            known = max(text.known, resident.ready)
+            known = max(text.known, ready)
             raise EngineError(f"sequence {text.request.id}: position {end - 1} has no token yet; {known} known")
-        self._send(self._state.token_place(_slot(resident), first), text.tokens[first:end])
-        resident.ready = end
+        place = self._state.token_place(slot, first)
+        self._tell(np.arange(place, place + end - first), text.tokens[first:end])
+        self._ready[slot] = end
 
-    def _send(self, place: int, words: Words) -> None:
-        self._places.append(np.arange(place, place + len(words)))
+    def _tell(self, places: Words, words: Words) -> None:
+        self._places.append(places)
         self._words.append(words)
 
     def news(self) -> tuple[Words, Words]:
         """Places and words that the device must be told before this step's work; empty if there are none."""
-        if not self._places:
-            return _NOTHING, _NOTHING
+        self._tell(np.array(self._block_places, dtype=np.int64), np.array(self._block_ids, dtype=np.int64))
         news = np.concatenate(self._places), np.concatenate(self._words)
-        self._places, self._words = [], []
+        for told in (self._places, self._words, self._block_places, self._block_ids):
+            told.clear()
         return news
 
     # --- slots
 
     def _seat(self, resident: Resident) -> None:
         slot = self._free.pop() if self._free else self._unseat()
-        resident.slot, resident.ready, resident.tabled, resident.counted = slot, 0, 0, 0
-        places, words = self._state.sampling_words(slot, resident.text.request.sampling)
-        self._places.append(places)
-        self._words.append(words)
+        resident.slot, resident.tabled, resident.counted = slot, 0, 0
+        self._ready[slot], self._room[slot], self._last[slot] = 0, 0, self.order
+        self._tell(*self._state.sampling_words(slot, resident.text.request.sampling))
 
     def _unseat(self) -> int:
         """The slot of whom the device has not heard of for longest."""
-        idle = [r for r in self._known.values() if r.slot is not None and r.last <= self.completed]
-        if not idle:
-            raise EngineError(f"all {self._state.scratch} slots are in flight; raise max_seqs")
-        victim = min(idle, key=lambda resident: resident.last)
+        seated = [resident for resident in self._known.values() if resident.slot is not None]
+        victim = min(seated, key=lambda resident: int(self._last[_slot(resident)]))
         slot = _slot(victim)
-        victim.slot, victim.room = None, 0
+        if self._last[slot] > self.completed:
+            raise EngineError(f"all {self._state.scratch} slots are in flight; raise max_seqs")
+        victim.slot = self._rows = None
         return slot
 
     # --- penalties
@@ -199,7 +262,9 @@ class Residents:
         text.table.clear()
         text.table.extend(copy.target if copy.lane == COPY_IN else ())
         text.epoch = copy.epoch
-        resident.room = resident.tabled = 0
+        resident.tabled = 0
+        if resident.slot is not None:
+            self._room[resident.slot] = 0
 
     def take_back(self, sampled: Sampled, tokens: list[int]) -> tuple[dict[int, tuple[int, ...]], tuple[int, ...]]:
         """Note sampled tokens: those of each sequence that was still going on, and the sequences that ended."""
@@ -217,11 +282,6 @@ class Residents:
 _NOTHING: Words = np.empty(0, dtype=np.int64)
 
 
-def asked(placed: Iterable[Resident]) -> Picking:
-    """All that these ask for."""
-    return Picking(reduce(or_, [resident.picking for resident in placed]))
-
-
 def top_asked(placed: Iterable[Resident]) -> int:
     """The most alternatives that one of these wants to know of its tokens."""
     return max(resident.text.request.sampling.logprobs or 0 for resident in placed)
@@ -235,12 +295,6 @@ def told(sampled: Sampled, table: Sequence[Sequence[float]], brought: Container[
         if (top := request.sampling.logprobs) is not None and request.id in brought:
             found[request.id] = (read_logprob(shares, top),)
     return found
-
-
-def slots_of(placed: Iterable[Resident]) -> list[int]:
-    """Slots of residents that were placed, and so have one."""
-    slots: list[Any] = [resident.slot for resident in placed]
-    return slots
 
 
 def _slot(resident: Resident) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from engine.cuda.forward import ROWS, Forward, least_shape, pack, spans
-from engine.cuda.residents import Resident
+from engine.cuda.residents import Batch, Resident, Rows
 from engine.cuda.state import Picking, SlotState
 from engine.errors import EngineError
 from engine.sequence import Sequence as Text
-from playground.core import Request, Slice
+from playground.core import Request
 
 WARM_SLICES = (1, 32)
 """Numbers of prefills whose kernels are compiled before a run: one of each bucket that steps commonly have."""
@@ -18,12 +18,13 @@ WARM_SLICES = (1, 32)
 def run_idle(forward: Forward, state: SlotState, slices: int, length: int, rows: int, device: torch.device) -> None:
     """Prefills of `length` tokens, some of which sample. Whatever KV the pool's first block holds is overwritten."""
     nobody = Resident(Text(Request(0, 0.0, 1, 1, prompt=(0,)), 1), Picking.GREEDY, slot=state.scratch)
-    parts = [Slice(0, 0, 0, 0, length, index < rows, ()) for index in range(slices)]
-    shape = least_shape(parts)
+    samples = [index < rows for index in range(slices)]
+    batch = Batch.of(Rows.of([nobody] * slices), [0] * slices, [length] * slices, samples)
+    shape = least_shape(batch)
     if shape.rows is not None:
         shape = shape._replace(decodes=max(shape.decodes, ROWS), rows=rows)
-    packed, _ = pack([nobody] * slices, parts, shape, state.scratch)
-    forward(torch.from_numpy(packed).to(device), shape, Picking.GREEDY, known=spans(parts, shape))
+    packed, _ = pack(batch, shape, state.scratch)
+    forward(torch.from_numpy(packed).to(device), shape, Picking.GREEDY, known=spans(batch, shape))
 
 
 def measured(forward: Forward, state: SlotState, tokens: int, max_length: int, seqs: int, device: torch.device) -> int:

@@ -11,7 +11,7 @@ from engine.cuda.backend import CudaBackend
 from engine.cuda.forward import Shape, least_shape, pack
 from engine.cuda.graphs import TOKENS, decode_sizes, mixed_sizes
 from engine.cuda.memory import fitting_blocks
-from engine.cuda.residents import Resident
+from engine.cuda.residents import Batch, Resident, Rows
 from engine.cuda.state import Picking, SlotState
 from engine.cuda.swap import _runs
 from engine.cuda.timeline import REBASE, Clock
@@ -173,32 +173,30 @@ def test_sizes_of_graphs():
         assert all(a < b for a, b in pairwise(sizes(1000)))
 
 
-def part(length, samples=True):
-    return Slice(0, 0, 0, 0, length, samples, ())
+def batch(*lengths, starts=None, samples=None, slots=None):
+    """Slices of so many tokens, whose sequences sit in these slots."""
+    residents = [Resident(None, Picking.GREEDY, slot=slot) for slot in slots or range(len(lengths))]
+    return Batch.of(Rows.of(residents), starts or (0,) * len(lengths), lengths, samples or (True,) * len(lengths))
 
 
 def test_the_graph_of_a_batch(backend):
     graphs = backend._graphs
-    assert graphs.shape([part(1)] * 3) == Shape(4)
-    assert graphs.shape([part(1)] * 5) is None
-    assert graphs.shape([part(1), part(7)]) == Shape(8, 80, 16, 24)
-    assert graphs.shape([part(1, samples=False)]) == Shape(8, 80, 16, 24)
-    assert graphs.shape([part(79), part(1)]) == Shape(8, 80, 16, 24)
-    assert graphs.shape([part(80)]).tokens == 144  # one token at least is padding
-    assert graphs.shape([part(600)]) is None
-    assert graphs.shape([part(2)] * 17) is None
+    assert graphs.shape(batch(1, 1, 1)) == Shape(4)
+    assert graphs.shape(batch(1, 1, 1, 1, 1)) is None
+    assert graphs.shape(batch(1, 7)) == Shape(8, 80, 16, 24)
+    assert graphs.shape(batch(1, samples=(False,))) == Shape(8, 80, 16, 24)
+    assert graphs.shape(batch(79, 1)) == Shape(8, 80, 16, 24)
+    assert graphs.shape(batch(80)).tokens == 144  # one token at least is padding
+    assert graphs.shape(batch(600)) is None
+    assert graphs.shape(batch(*[2] * 17)) is None
 
 
 def test_a_batch_in_numbers():
     """Two decodes and two prefills, one of which does not sample, in a shape with room."""
     state = SlotState(Spec(blocks=9, max_length=64), 4, torch.device("cpu"))
-    people = [Resident(None, Picking.GREEDY, slot=slot) for slot in (3, 0, 2, 1)]
-    parts = [
-        part(3)._replace(start=4), part(1)._replace(start=9), part(2, samples=False)._replace(start=0),
-        part(1)._replace(start=5),
-    ]  # fmt: skip
+    parts = batch(3, 1, 2, 1, starts=(4, 9, 0, 5), samples=(True, True, False, True), slots=(3, 0, 2, 1))
     shape = Shape(decodes=4, tokens=7, slices=3, rows=5)
-    packed, sampled = pack(people, parts, shape, state.scratch)
+    packed, sampled = pack(parts, shape, state.scratch)
     token_slots, positions, slots, contexts, offsets, rows = np.split(packed, np.cumsum(shape.sizes)[:-1])
     assert token_slots.tolist() == [0, 1, 4, 4, 3, 3, 3, 2, 2, 4, 4]
     assert positions.tolist() == [9, 5, -1, -1, 4, 5, 6, 0, 1, -1, -1]
@@ -209,7 +207,7 @@ def test_a_batch_in_numbers():
     assert [resident.slot for resident in sampled.residents] == [0, 1, 3]
     assert sampled.positions == [10, 6, 7]
     assert least_shape(parts) == Shape(8, 5, 16, 3)
-    assert least_shape(parts[1::2]) == Shape(2)
+    assert least_shape(batch(1, 1)) == Shape(2)
 
 
 def test_parcels_grow_and_are_used_again(backend):
