@@ -168,6 +168,26 @@ def _decode(
     total = tl.sum(tiles, 0) * KV_HEADS
     sharers = tl.minimum(tl.num_programs(0), (total + least - 1) // least)
 
+    # 64 bits: tiles of all rows times programs may pass 2^31.
+    mine = tl.minimum(program, sharers).to(tl.int64)
+    begin = (mine * total // tl.maximum(sharers, 1)).to(tl.int32)
+    end = (tl.minimum(mine + 1, sharers) * total // tl.maximum(sharers, 1)).to(tl.int32)
+    # Where a little slack lets every program have one piece of one item, that is cheaper than equal shares, of which
+    # most span two items. `share` is the longest piece then, else 0.
+    share = _even_share(tiles, total, least, KV_HEADS)
+    pieces = (tiles + tl.maximum(share, 1) - 1) // tl.maximum(share, 1)
+    piece = 0
+    if share > 0:
+        bounds = tl.cumsum(pieces, 0) * KV_HEADS
+        row = tl.sum((bounds <= program).to(tl.int32), 0)
+        here = row_ids == row
+        row_tiles = tl.sum(tl.where(here, tiles, 0), 0)
+        row_pieces = tl.maximum(tl.sum(tl.where(here, pieces, 0), 0), 1)
+        past = program - tl.sum(tl.where(here, bounds, 0), 0) + row_pieces * KV_HEADS
+        piece = past % row_pieces
+        begin = tl.sum(tl.where(here, ends, 0), 0) - (KV_HEADS - past // row_pieces) * row_tiles
+        end = begin + (piece + 1) * row_tiles // row_pieces
+        begin += piece * row_tiles // row_pieces
     idle = program
     while idle < rows:
         if tl.load(contexts + idle) == 0:
@@ -176,11 +196,6 @@ def _decode(
                 zeros = tl.zeros((1024,), tl.float32).to(out.dtype.element_ty)
                 tl.store(out + idle.to(tl.int64) * out_row + places, zeros, mask=places < KV_HEADS * GROUP * DIM)
         idle += tl.num_programs(0)
-
-    # 64 bits: tiles of all rows times programs may pass 2^31.
-    mine = tl.minimum(program, sharers).to(tl.int64)
-    begin = (mine * total // tl.maximum(sharers, 1)).to(tl.int32)
-    end = (tl.minimum(mine + 1, sharers) * total // tl.maximum(sharers, 1)).to(tl.int32)
     while begin < end:
         row = tl.sum((ends <= begin).to(tl.int32), 0)
         here = row_ids == row
@@ -247,10 +262,14 @@ def _decode(
             tl.store(partials + slot * (GROUP * DIM) + within, sums, mask=real)
             tl.store(stats + slot * (2 * GROUP) + group, top, mask=group < GROUP)
             tl.store(stats + slot * (2 * GROUP) + GROUP + group, weight, mask=group < GROUP)
-            wide = total.to(tl.int64)
-            first_sharer = (((item_begin + 1).to(tl.int64) * sharers - 1) // wide).to(tl.int32)
-            last_sharer = (((item_begin + row_tiles).to(tl.int64) * sharers - 1) // wide).to(tl.int32)
-            parts = last_sharer - first_sharer + 1
+            if share > 0:
+                first_sharer = program - piece
+                parts = (row_tiles + share - 1) // share
+            else:
+                wide = total.to(tl.int64)
+                first_sharer = (((item_begin + 1).to(tl.int64) * sharers - 1) // wide).to(tl.int32)
+                last_sharer = (((item_begin + row_tiles).to(tl.int64) * sharers - 1) // wide).to(tl.int32)
+                parts = last_sharer - first_sharer + 1
             # All threads' stores come before the one thread's count, and all loads of the last program after it.
             tl.debug_barrier()
             counter = counters + row * KV_HEADS + head
@@ -260,6 +279,19 @@ def _decode(
                 _merge(out_item, partials, stats, first_sharer, parts, GROUP, DIM, FLAT, CHUNK)
                 tl.store(counter, 0)
         begin += count
+
+
+@triton.jit
+def _even_share(tiles, total, least, KV_HEADS: tl.constexpr):
+    """The shortest piece into which all items can be cut with a program for each, 0 if it is far above equal shares."""
+    programs = tl.num_programs(0)
+    equal = tl.maximum((total + programs - 1) // programs, least)
+    found = 0
+    for slack in tl.static_range(5):
+        share = equal + (equal * slack + 15) // 16
+        needed = tl.sum((tiles + share - 1) // share, 0) * KV_HEADS
+        found = tl.where((found == 0) & (needed <= programs) & (total > 0), share, found)
+    return found
 
 
 @triton.jit

@@ -35,10 +35,11 @@ def store(device: torch.device) -> Store | None:
     return Store(torch.cuda.get_device_properties(device).name) if device.type == "cuda" else None
 
 
-EARLY = False
+EARLY = True
 """Whether kernels may start while the one before them ends: programmatic dependent launch, from Hopper on.
 
-A kernel that may waits before it reads what another has written; until then it can read weights.
+A kernel that may waits before it reads what another has written; until then it can read weights. Every such kernel
+must wait, or the one after it would not know that those before it have ended.
 """
 
 

@@ -1,13 +1,13 @@
-"""Projections of any number of tokens, with the norm before, the gate or the residual after, in one launch if few.
+"""Projections of any number of tokens, with the norm before, the gate or the residual after.
 
-Which of three ways is taken depends on the number of tokens and on what tuning found: `matvec` up to four, `skinny` for
-some tens, and cuBLAS with kernels of their own for the rest.
+Which of three ways is taken depends on the number of tokens and on what tuning found: `matvec`, one launch for all of
+it, for one; `skinny` for some tens and cuBLAS for the rest, with norm and gate as kernels of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -56,9 +56,9 @@ def linear_config(dtype: torch.dtype, tokens: int, inputs: int) -> LinearConfig:
     """What serves where nothing was tuned."""
     if dtype == torch.float32 or tokens > 32:
         return LinearConfig(CUBLAS)
-    if tokens <= matvec.MOST_TOKENS:
-        return LinearConfig(MATVEC, outputs=8 if tokens == 1 else 4, inputs=min(1024, power_of_two(inputs)))
-    return LinearConfig(SKINNY)
+    if tokens == 1:
+        return LinearConfig(MATVEC, outputs=4, inputs=min(1024, power_of_two(inputs)))
+    return LinearConfig(SKINNY, stages=6, programs=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +161,8 @@ def project(how: Projection, x: Tensor, residual: Tensor | None, config: LinearC
     if config.method == CUBLAS or len(x) > MOST_TOKENS or not len(x):
         return _by_library(how, x, residual)
     contiguous_rows("projection", x)
-    outputs = len(how.weight) // (2 if how.gated else 1)
-    out = x.new_empty(len(x), outputs) if residual is None else residual
-    require(out.shape == (len(x), outputs), f"projection: residual {list(out.shape)} for {[len(x), outputs]}")
-    if config.method == MATVEC and len(x) <= matvec.MOST_TOKENS:
-        _matvec(how, x, out, residual is not None, config)
-    else:
-        _skinny(how, x, out, residual is not None, config)
-    return out
+    run = _matvec if config.method == MATVEC else _skinny
+    return run(how, x, residual, config)
 
 
 def _by_library(how: Projection, x: Tensor, residual: Tensor | None) -> Tensor:
@@ -182,34 +176,52 @@ def _by_library(how: Projection, x: Tensor, residual: Tensor | None) -> Tensor:
     return out if residual is None else residual.add_(out)
 
 
-def _matvec(how: Projection, x: Tensor, out: Tensor, added: bool, config: LinearConfig) -> None:
-    inputs = x.shape[1]
-    lane = 16 // x.dtype.itemsize
+def _matvec(how: Projection, x: Tensor, residual: Tensor | None, config: LinearConfig) -> Tensor:
+    inputs, out = x.shape[1], _out(how, x, residual)
+    require(len(x) == 1, f"projection: {len(x)} tokens, matvec takes 1")
     matvec.matvec_kernel[(triton.cdiv(out.shape[1], config.outputs),)](
-        x, how.weight, _or(how.bias, x), _or(how.norm, x), out, out, len(x), out.shape[1], inputs, how.eps,
-        x.stride(0), how.weight.stride(0), out.stride(0), out.stride(0),
-        TOKENS=1 if len(x) == 1 else 2 if len(x) == 2 else 4, OUTPUTS=config.outputs, INPUTS=config.inputs,
-        EVEN=inputs % config.inputs == 0, LANE=lane, NORMED=how.norm is not None, GATED=how.gated, ADDED=added,
+        x, how.weight, _or(how.bias, x), _or(how.norm, x), out, out, out.shape[1], inputs, how.eps,
+        how.weight.stride(0), OUTPUTS=config.outputs, INPUTS=config.inputs, EVEN=inputs % config.inputs == 0,
+        LANE=16 // x.dtype.itemsize, NORMED=how.norm is not None, GATED=how.gated, ADDED=residual is not None,
         BIASED=how.bias is not None, num_warps=config.warps, num_stages=config.stages, **early(x.device),
     )  # fmt: skip
+    return out
 
 
-def _skinny(how: Projection, x: Tensor, out: Tensor, added: bool, config: LinearConfig) -> None:
-    tokens, inputs = x.shape
+def _skinny(how: Projection, x: Tensor, residual: Tensor | None, config: LinearConfig) -> Tensor:
+    """Norm, product and gate one after another."""
+    if how.norm is not None:
+        x = rms_norm(x, how.norm, how.eps)
+    if how.gated:
+        out = silu_mul(_skinny(replace(how, norm=None, gated=False), x, None, config))
+        return out if residual is None else residual.add_(out)
+    (tokens, inputs), out = x.shape, _out(how, x, residual)
     scratch = how.scratches.of(x.device)
     width = max(16, power_of_two(tokens))
     programs = config.programs * multiprocessors(x.device)
-    needed = 2 * programs * ((2 if how.gated else 1) * config.outputs * width + width)
+    needed = 2 * programs * config.outputs * width
     tiles = triton.cdiv(out.shape[1], config.outputs)
     require(scratch.partials.numel() >= needed, f"projection: {_size(how)}: {needed} partial results, too many")
     require(scratch.counters.numel() >= tiles, f"projection: {_size(how)}: {tiles} tiles, too many")
     skinny.skinny_kernel[(programs,)](
-        x, how.weight, _or(how.bias, x), _or(how.norm, x), out, out, scratch.partials, scratch.counters,
-        tokens, out.shape[1], inputs, how.eps, x.stride(0), how.weight.stride(0), out.stride(0), out.stride(0),
+        x, how.weight, _or(how.bias, x), out, out, scratch.partials, scratch.counters,
+        tokens, out.shape[1], inputs, x.stride(0), how.weight.stride(0), out.stride(0), out.stride(0),
         TOKENS=width, OUTPUTS=config.outputs, INPUTS=config.inputs, EVEN=inputs % config.inputs == 0,
-        NORMED=how.norm is not None, GATED=how.gated, ADDED=added, BIASED=how.bias is not None,
-        UPCAST=upcasts(x.dtype), num_warps=config.warps, num_stages=config.stages, **early(x.device),
+        ADDED=residual is not None, BIASED=how.bias is not None, UPCAST=upcasts(x.dtype), TOGETHER=4,
+        num_warps=config.warps, num_stages=config.stages, **early(x.device),
     )  # fmt: skip
+    return out
+
+
+def _out(how: Projection, x: Tensor, residual: Tensor | None) -> Tensor:
+    """Where the result goes: over the residual, if there is one."""
+    outputs = len(how.weight) // (2 if how.gated else 1)
+    if residual is None:
+        return x.new_empty(len(x), outputs)
+    require(
+        residual.shape == (len(x), outputs), f"projection: residual {list(residual.shape)}, not {[len(x), outputs]}"
+    )
+    return residual
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
@@ -239,7 +251,9 @@ def configured(how: Projection, x: Tensor) -> LinearConfig:
 @cache
 def _configured(key: Bucket, dtype: torch.dtype, inputs: int, device: torch.device) -> LinearConfig:
     tuned = None if (known := store(device)) is None else known.best(LinearConfig, key, source())
-    return tuned or linear_config(dtype, key.size, inputs)
+    if tuned is None or (tuned.method == MATVEC and key.size > 1):  # the nearest that was tuned may be too small
+        return linear_config(dtype, key.size, inputs)
+    return tuned
 
 
 def forget() -> None:

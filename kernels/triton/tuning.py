@@ -22,7 +22,6 @@ from triton.runtime.jit import JITFunction
 from kernels.autotune import Store, tune
 from kernels.triton import decode as decoding
 from kernels.triton import linear as projecting
-from kernels.triton import matvec
 from kernels.triton import prefill as prefilling
 from kernels.triton.decode import DecodeConfig, Workspace
 from kernels.triton.linear import CUBLAS, MATVEC, SKINNY, LinearConfig, Projection, Scratches, project
@@ -61,10 +60,10 @@ class Sizes:
 
 DEVICE = "cuda"
 
-ROWS = (1, 8, 32, 128, 256)
+ROWS = (1, 8, 32, 64, 128, 256)
 """Of decode batches that are tuned; the nearest serves the others."""
 
-TOKENS = (1, 4, 16, 32, 64, 128)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Of projections that are tuned: as far as anything but cuBLAS may win."""
 
 
@@ -92,10 +91,10 @@ def tune_decode(store: Store, sizes: Sizes, rows: int, report: Report) -> Decode
 
 
 def decode_reads(start: DecodeConfig) -> Iterator[DecodeConfig]:
-    """Tiles, warps and depth."""
+    """Tiles, warps and depth; which is best depends on how many programs share a multiprocessor."""
     reads = [(32, 4, 3), (32, 4, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 4, 2), (128, 8, 2)]
-    for tile, warps, stages in reads:
-        yield replace(start, tile=tile, warps=warps, stages=stages)
+    for (tile, warps, stages), programs in product(reads, (2, 4)):
+        yield replace(start, tile=tile, warps=warps, stages=stages, programs=programs)
 
 
 def decode_cuts(start: DecodeConfig) -> Iterator[DecodeConfig]:
@@ -171,31 +170,25 @@ def tune_projection(store: Store, sizes: Sizes, name: str, tokens: int, report: 
         return [partial(project, how, x, None, config) for how in ways]
 
     key = projecting.bucket(ways[0], x)
-    candidates = list(linear_space(tokens, gated, sizes.dtype))
+    candidates = list(linear_space(tokens, sizes.dtype))
     return _best(store, key, candidates, calls, projecting.source(), report)
 
 
-def linear_space(tokens: int, gated: bool, dtype: torch.dtype) -> Iterator[LinearConfig]:
+def linear_space(tokens: int, dtype: torch.dtype) -> Iterator[LinearConfig]:
     """cuBLAS, and what may beat it."""
     yield LinearConfig(CUBLAS)
     if dtype == torch.float32:
         return
-    if tokens <= matvec.MOST_TOKENS:
-        for outputs, inputs, warps in [
-            (4, 1024, 4),
-            (8, 1024, 4),
-            (8, 512, 4),
-            (4, 512, 2),
-            (4, 2048, 8),
-            (2, 1024, 2),
-        ]:
+    if tokens == 1:
+        sizes = [(4, 1024, 4), (8, 1024, 4), (8, 512, 4), (4, 512, 2), (4, 2048, 8), (2, 1024, 2)]
+        for outputs, inputs, warps in sizes:
             yield LinearConfig(MATVEC, outputs, inputs, warps)
+        return
     for outputs, inputs, warps, stages, programs in [
-        (64, 128, 4, 4, 2), (64, 128, 4, 3, 3), (64, 64, 4, 6, 2), (64, 256, 4, 3, 1), (128, 64, 4, 4, 2),
-        (128, 128, 8, 3, 1), (64, 128, 4, 3, 2),
+        (64, 128, 4, 6, 1), (64, 128, 4, 5, 1), (64, 128, 8, 6, 1), (64, 256, 4, 3, 1), (64, 256, 4, 4, 1),
+        (64, 128, 4, 4, 2), (64, 64, 4, 6, 2), (64, 128, 4, 3, 3), (64, 64, 4, 6, 3), (128, 64, 8, 6, 1),
     ]:  # fmt: skip
-        # Two tiles of weights a stage: what fits once must be half as deep.
-        yield LinearConfig(SKINNY, outputs, inputs, warps, max(2, stages - 1) if gated else stages, programs)
+        yield LinearConfig(SKINNY, outputs, inputs, warps, stages, programs)
 
 
 # --- common
