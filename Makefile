@@ -11,7 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/installed-$(shell echo '$(TORCH)' | cat - pyproject.toml | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check golden format bench clean
+.PHONY: help env demo test gpu check golden format bench clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -23,6 +23,9 @@ demo: $(STAMP) ## Compare three policies in simulation, then on the CPU engine (
 
 test: $(STAMP) ## Run the whole CPU suite (under ten minutes on two cores)
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not gpu and not benchmarks"
+
+gpu: $(STAMP) ## Run the tests that need a GPU (under two minutes)
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -q -n 4 --dist loadfile -m gpu tests/gpu
 
 check: $(STAMP) ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -40,7 +40,7 @@ def is_shortage(error: BaseException) -> bool:
     """Whether an error, or one that it hides, says that memory ran out, of a GPU or of the host."""
     return any(
         isinstance(link, torch.OutOfMemoryError | MemoryError)
-        or any(words in str(link) for words in ("out of memory", "can't allocate memory"))
+        or any(words in str(link) for words in ("out of memory", "can't allocate memory", "ALLOC_FAILED"))
         for link in _links(error)
     )
 

@@ -32,15 +32,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     needy = [item for item in items if item.get_closest_marker("gpu")]
-    if needy and not _has_gpu():
+    if needy and (lack := _lack()):
         for item in needy:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.skip(reason=lack))
 
 
-def _has_gpu() -> bool:
+def _lack() -> str | None:
+    """Why tests on a GPU cannot run here."""
     import torch
 
-    return torch.cuda.is_available()
+    if not torch.cuda.is_available():
+        return "needs a CUDA device"
+    return None if os.environ["TRITON_INTERPRET"] == "0" else "needs compiled kernels: set TRITON_INTERPRET=0"
 
 
 @pytest.fixture
