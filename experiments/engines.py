@@ -45,15 +45,18 @@ class Engine:
             return self._make(plan)
 
     def _make(self, plan: Plan) -> Backend:
-        model = self.load(plan)
         kv, limits = plan.settings.kv, plan.settings.limits
-        sizes: dict[str, Any] = dict(
+        return self.backend(
+            self.load(plan),
             blocks=kv.blocks,
             block_size=kv.block_size,
             host_blocks=kv.host_blocks,
             max_seqs=limits.max_seqs,
             max_tokens=limits.max_tokens,
         )
+
+    def backend(self, model: Decoder, **sizes: Any) -> Backend:
+        """The backend of the model's device; `sizes` as it takes them."""
         if self.on_gpu:
             from engine.cuda.backend import CudaBackend
 
@@ -67,13 +70,17 @@ class Engine:
         return self.device.partition(":")[0] == "cuda"
 
     def load(self, plan: Plan) -> Decoder:
+        settings = plan.settings
+        return self.decoder(self.checkpoint or plan.checkpoint, settings.weights, settings.seed)
+
+    def decoder(self, path: str, weights: str, seed: int = 0) -> Decoder:
+        """A model with the weights of a checkpoint, or `random` ones of this seed for any model's shape."""
         _check_torch()
         from engine.load import load_model, random_model
 
-        path = self.checkpoint or plan.checkpoint
         dtype = self.dtype or ("auto" if self.on_gpu else "float32")
-        if plan.settings.weights == "random":
-            return random_model(path, dtype, self.device, self.kernels, plan.settings.seed)
+        if weights == "random":
+            return random_model(path, dtype, self.device, self.kernels, seed)
         return load_model(checkpoint_folder(path), dtype, self.device, self.kernels)
 
     def where(self, plan: Plan) -> str:

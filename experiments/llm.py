@@ -10,13 +10,15 @@ for answer in llm.generate(["Hello"], SamplingParams(max_tokens=16)):
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.engines import checkpoint_folder
-from playground.core import Done, Request, Sampling, Step
+from experiments.engines import Engine, checkpoint_folder
+from experiments.settings import check_weights
+from playground.backend import Backend
+from playground.core import Done, Logprob, Request, Sampling, Step
 from playground.loop import serve
 from playground.policy import Policy
 from playground.rank import hash_tokens
@@ -25,7 +27,6 @@ from playground.trace import NoTrace
 from playground.workload.source import OpenLoop
 
 if TYPE_CHECKING:
-    from engine.backend import TorchBackend
     from engine.models.decoder import Decoder
 
 Prompt = str | Sequence[int]
@@ -38,7 +39,8 @@ class SamplingParams:
     """How to pick tokens, and how many. Greedy unless `temperature` is above 0.
 
     `seed` makes sampled text repeatable, whatever else is in the batch. `stop_token_ids` end a text besides the
-    model's own end token, which `ignore_eos` turns off.
+    model's own end token, which `ignore_eos` turns off. What penalties, `min_p` and `logprobs` do is said in
+    `playground.core.Sampling`; they hold for greedy texts too, but for `min_p`.
     """
 
     max_tokens: int = 16
@@ -48,6 +50,11 @@ class SamplingParams:
     seed: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -56,13 +63,16 @@ class SamplingParams:
 
     def sampling(self) -> Sampling:
         """What the engine needs of it."""
-        stop = tuple(self.stop_token_ids)
-        return Sampling(self.temperature, self.top_k, self.top_p, self.seed, self.ignore_eos, stop)
+        values = {option.name: getattr(self, option.name) for option in fields(Sampling)}
+        return Sampling(**values | {"stop_token_ids": tuple(self.stop_token_ids)})
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer. `finish_reason`: `stop` (end token) or `length` (`max_tokens` reached)."""
+    """One answer. `finish_reason`: `stop` (end token) or `length` (`max_tokens` reached).
+
+    `text` is empty where the model has no tokenizer.
+    """
 
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -70,13 +80,18 @@ class Completion:
     finish_reason: str
     cached_tokens: int
     """Prompt tokens found in the prefix cache."""
+    logprobs: tuple[Logprob, ...] | None = None
+    """Of each token, if they were asked for."""
 
 
 class LLM:
     """A model, its KV cache and a scheduler. The prefix cache lives as long as the object.
 
-    `model` is a Hugging Face folder, `tiny` or `smollm2-135m`; `policy` any scheduling policy (default: vLLM v1's);
-    `kv_blocks` blocks of `block_size` tokens (None: a share of the free memory). Errors are `ValueError`s of one line.
+    `model` is a Hugging Face folder, `tiny` or `smollm2-135m`, or with `weights="random"` also any model that ships,
+    `qwen3-8b` say, which has no tokenizer then: give it token ids. `device` is cpu, cuda or cuda:NUMBER; `cuda_graphs`,
+    `gpu_memory_utilization` and `dtype` are as in `experiments.engines.Engine`. `policy` is any scheduling policy
+    (default: vLLM v1's); `kv_blocks` blocks of `block_size` tokens (None: a share of the free memory). Errors are
+    `ValueError`s of one line.
     """
 
     def __init__(
@@ -84,7 +99,11 @@ class LLM:
         model: str | Path,
         *,
         policy: Policy | None = None,
-        dtype: str = "float32",
+        device: str = "cpu",
+        dtype: str | None = None,
+        weights: str = "checkpoint",
+        cuda_graphs: bool = True,
+        gpu_memory_utilization: float = 0.9,
         kv_blocks: int | None = None,
         block_size: int = 16,
         max_seqs: int = 256,
@@ -93,6 +112,10 @@ class LLM:
     ) -> None:
         from engine.memory import whole_or_nothing
 
+        check_weights(weights)
+        engine = Engine(
+            dtype=dtype, device=device, cuda_graphs=cuda_graphs, gpu_memory_utilization=gpu_memory_utilization
+        )
         sizes = dict(
             blocks=kv_blocks,
             block_size=block_size,
@@ -101,7 +124,7 @@ class LLM:
             max_length=max_length,
         )
         with whole_or_nothing():
-            self.tokenizer, self._model, self._backend = _loaded(checkpoint_folder(str(model)), dtype, sizes)
+            self.tokenizer, self._model, self._backend = _loaded(engine, str(model), weights, sizes)
         self._scheduler = Scheduler(self._backend.spec, policy or _default_policy())
         self._ids = count()
 
@@ -112,7 +135,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Stop the engine's worker."""
+        """Stop the engine and give its memory back."""
         self._backend.close()
 
     def generate(
@@ -135,6 +158,8 @@ class LLM:
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
         """Answer one conversation, by the tokenizer's chat template."""
+        if self.tokenizer is None:
+            raise ValueError("a conversation needs a tokenizer, and this model has none: give token ids to generate")
         if self.tokenizer.chat_template is None:
             raise ValueError("this model's tokenizer has no chat template: use generate")
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
@@ -142,6 +167,8 @@ class LLM:
         return self.generate([ids], params)[0]
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str) and self.tokenizer is None:
+            raise ValueError(f"prompt={prompt[:20]!r} needs a tokenizer, and this model has none: give token ids")
         ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
         if not len(ids):
             raise ValueError("a prompt is empty: it must have at least one token")
@@ -169,9 +196,10 @@ class LLM:
             raise ValueError(f"prompt of {request.prompt_length} tokens was {ended.outcome}: {ended.why}")
         tokens = tuple(collected.tokens.get(request.id, ()))
         reason = "length" if len(tokens) == request.max_tokens and not self._is_stop(tokens[-1], request) else "stop"
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        text = "" if self.tokenizer is None else self.tokenizer.decode(tokens, skip_special_tokens=True)
+        told = None if request.sampling.logprobs is None else tuple(collected.logprobs[request.id])
         assert request.prompt is not None
-        return Completion(request.prompt, tokens, text, reason, ended.sequence.cached_tokens)
+        return Completion(request.prompt, tokens, text, reason, ended.sequence.cached_tokens, told)
 
     def _is_stop(self, token: int, request: Request) -> bool:
         sampling = request.sampling
@@ -179,27 +207,35 @@ class LLM:
         return token in stop
 
 
-def _loaded(folder: Path, dtype: str, sizes: Mapping[str, Any]) -> tuple[Any, Decoder, TorchBackend]:
+def _loaded(engine: Engine, model: str, weights: str, sizes: Mapping[str, Any]) -> tuple[Any, Decoder, Backend]:
     """Tokenizer, model and backend, or nothing: a half-made `LLM` would keep a model that nobody can use."""
-    from engine.backend import TorchBackend
-    from engine.load import load_model, load_tokenizer
+    tokenizer = _tokenizer(model, weights)
+    decoder = engine.decoder(model, weights)
+    return tokenizer, decoder, engine.backend(decoder, **sizes)
 
-    tokenizer = load_tokenizer(folder)
-    model = load_model(folder, dtype)
-    return tokenizer, model, TorchBackend(model, **sizes)
+
+def _tokenizer(model: str, weights: str) -> Any:
+    """A checkpoint's. Where nothing else is read from its folder it may lack one."""
+    from engine.load import TOKENIZERS, load_tokenizer
+
+    if weights == "random" and not any((Path(model) / name).is_file() for name in TOKENIZERS):
+        return None
+    return load_tokenizer(model if weights == "random" else checkpoint_folder(model))
 
 
 class _Collector(NoTrace):
-    """Keeps the tokens of every request, and how it ended."""
+    """Keeps the tokens of every request with their logprobs, and how it ended."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[Logprob]] = {}
         self.ends: dict[int, Ended] = {}
 
     def committed(self, done: Done, step: Step) -> None:
         for id, tokens in done.tokens.items():
             if id not in self.ends:  # else it ended before: the tokens came too late
                 self.tokens.setdefault(id, []).extend(tokens)
+                self.logprobs.setdefault(id, []).extend(done.logprobs.get(id, ()))
 
     def ended(self, ended: Ended) -> None:
         self.ends[ended.request.id] = ended

@@ -117,8 +117,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise SettingError(f"seed={self.seed} must be 0 or more")
-        if self.weights not in ("checkpoint", "random"):
-            raise SettingError(f"weights={self.weights} must be checkpoint or random")
+        check_weights(self.weights)
 
 
 def register() -> None:
@@ -131,6 +130,12 @@ def read(config: DictConfig) -> Settings:
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, Settings)
     return settings
+
+
+def check_weights(weights: str) -> None:
+    """Refuse what the engine cannot compute with."""
+    if weights not in ("checkpoint", "random"):
+        raise SettingError(f"weights={weights} must be checkpoint or random")
 
 
 def _at_least_one(group: str, settings: object, *names: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.errors import EngineError
+from engine.memory import enough_memory
 from kernels.batch import SamplingRows
 from playground.core import Sampling, Spec
 
@@ -155,14 +155,12 @@ class SlotState:
         if self.counts is not None:
             return
         size = (self.scratch + 1, vocabulary)
-        try:
+        with enough_memory(
+            f"penalties need {2 * size[0] * size[1] / 1e9:.2f} GB to count {vocabulary} tokens in {size[0]} slots, "
+            "which are not free; lower gpu_memory_utilization or limits.max_seqs, or send no repetition_penalty, "
+            "presence_penalty and frequency_penalty"
+        ):
             self.counts = torch.zeros(size, dtype=torch.int16, device=self._words.device)
-        except torch.OutOfMemoryError as error:
-            raise EngineError(
-                f"penalties need {2 * size[0] * size[1] / 1e9:.2f} GB to count {vocabulary} tokens in {size[0]} slots, "
-                "which are not free; lower gpu_memory_utilization or limits.max_seqs, or send no repetition_penalty, "
-                "presence_penalty and frequency_penalty"
-            ) from error
 
     def write_counts(self, slots: Tensor, places: Tensor, values: Tensor) -> None:
         """Begin rows of counts anew: zero but for `values` [N] at `places` [N], slot * vocabulary + token."""

@@ -325,16 +325,19 @@ def test_nothing_is_made_for_those_who_do_not_ask(device):
     assert backend.memory.state == held
 
 
-def test_rare_options_share_one_graph_a_shape(device):
+def test_rare_options_share_one_graph_a_shape(device, monkeypatch):
     """However they are combined."""
-    timeline = device.backend._timeline
+    timeline, forward, passes = device.backend._timeline, device.backend._forward, []
     add(device, "all penalties")
     device.decode(0)
-    captured = timeline.captured
+    captured, logits = timeline.captured, forward.logits
+    monkeypatch.setattr(forward, "logits", lambda *arguments: passes.append(1) or logits(*arguments))
     for id, name in enumerate(("frequency", "min_p", "no alternatives", "drawn with penalties"), 1):
         add(device, name, id)
         device.decode(id)
     assert timeline.captured == captured
+    assert len(passes) == 4 * TOKENS  # picking outside of the graph does not mean computing outside of it
+    assert not device.backend._state.counts[-1].any()  # padding is counted for nobody
     assert device.backend._state.counts.shape == (2 * 8 + 1, 512)
 
 

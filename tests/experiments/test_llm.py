@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from engine.cuda.backend import CudaBackend
 from engine.tiny import tiny
 from experiments.llm import LLM, SamplingParams
 from policies.budget import ChunkedPrefill, PrefillFirst, Static, TokenThrottling
 from policies.composed import Composed
 from policies.overlap import Overlap
 from policies.victims import Largest
+from tests.engine.cuda_host import HostTimeline, load_on_host
 
 PROMPTS = ["Licensed under the", "Hello", "the quick brown fox jumps over the lazy dog " * 4, "x"]
 
@@ -109,7 +112,115 @@ def test_unknown_model() -> None:
         LLM("/nowhere")
 
 
-@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}, {"min_p": 1.5},
+        {"min_p": float("nan")}, {"repetition_penalty": 0.0}, {"repetition_penalty": float("inf")},
+        {"presence_penalty": 2.5}, {"frequency_penalty": -3.0}, {"logprobs": 21}, {"logprobs": -1}, {"logprobs": 2.0},
+    ],
+)  # fmt: skip
 def test_impossible_sampling_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    (name, value), *_ = wrong.items()
+    with pytest.raises(ValueError, match=f"{name}={value} must (be|lie) ") as caught:
         SamplingParams(**wrong)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_logprobs_come_with_every_token(llm: LLM) -> None:
+    """Greedy ones: of the likeliest token, as transformers' model has it."""
+    from transformers import AutoModelForCausalLM
+
+    quiet, asked = llm.generate(["Hello"] * 2, [SamplingParams(), SamplingParams(logprobs=3)])
+    assert quiet.logprobs is None
+    assert asked.logprobs is not None and len(asked.logprobs) == len(asked.token_ids)
+    assert asked.token_ids == quiet.token_ids
+    theirs = AutoModelForCausalLM.from_pretrained(tiny(), dtype=torch.float32)
+    with torch.inference_mode():
+        shares = theirs(torch.tensor([asked.prompt_token_ids + asked.token_ids])).logits[0].log_softmax(-1)
+    for place, (token, told) in enumerate(zip(asked.token_ids, asked.logprobs, strict=True)):
+        expected = shares[len(asked.prompt_token_ids) - 1 + place]
+        assert told.value == pytest.approx(float(expected[token]), abs=1e-4)
+        assert told.top[0] == (token, told.value)
+        assert [value for _, value in told.top] == pytest.approx(expected.topk(3).values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "policy", [Composed(ChunkedPrefill(7), overlap=Overlap(2)), Composed(TokenThrottling(16, 4, 2), victims=Largest())]
+)
+def test_penalties_whatever_the_policy(llm: LLM, policy: Composed) -> None:
+    """Chunks, run-ahead, preemption and prefix hits in both: tokens and logprobs are those of each prompt alone."""
+    params = [
+        SamplingParams(24, repetition_penalty=1.3, logprobs=1),
+        SamplingParams(24, frequency_penalty=1.5, presence_penalty=0.5, logprobs=0),
+        SamplingParams(24, temperature=1.0, min_p=0.02, seed=3, frequency_penalty=0.5, logprobs=2),
+        SamplingParams(24),
+    ]
+    alone = [llm.generate(prompt, one)[0] for prompt, one in zip(PROMPTS, params, strict=True)]
+    assert alone[0].token_ids != llm.generate(PROMPTS[0], SamplingParams(24))[0].token_ids
+    with LLM("tiny", policy=policy, kv_blocks=18, block_size=8, max_length=144) as small:
+        answers = small.generate(PROMPTS, params)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in alone]
+    for answer, expected in zip(answers, alone, strict=True):
+        told = [one.value for one in answer.logprobs or ()]
+        assert told == pytest.approx([one.value for one in expected.logprobs or ()], abs=1e-4)
+
+
+# --- devices and weights
+
+
+def test_random_weights_take_token_ids() -> None:
+    with LLM("tiny", weights="random", max_length=64, kv_blocks=16) as llm:
+        (answer,) = llm.generate([5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True))
+        assert len(answer.token_ids) == 4 and answer.text == ""
+        with pytest.raises(ValueError, match=r"prompt='Hello' needs a tokenizer, .* give token ids"):
+            llm.generate("Hello")
+        with pytest.raises(ValueError, match="a conversation needs a tokenizer"):
+            llm.chat([{"role": "user", "content": "hi"}])
+    with LLM(tiny(), weights="random", max_length=64, kv_blocks=16) as llm:
+        assert llm.generate("Hello")[0].text
+
+
+def test_a_gpu_gets_the_backend_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the model and the device that a GPU would have, on the host."""
+    asked = {}
+
+    def random_model(path: str, dtype: str, device: str, *rest: object) -> object:
+        asked.update(path=path, dtype=dtype, device=device)
+        return load_on_host(tiny("qwen3"))
+
+    def backend(model: object, **options: object) -> CudaBackend:
+        asked.update(options)
+        return CudaBackend(model, timeline=HostTimeline(), **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("engine.load.random_model", random_model)
+    monkeypatch.setattr("engine.cuda.backend.CudaBackend", backend)
+    with LLM("qwen3-8b", device="cuda:0", weights="random", cuda_graphs=False, gpu_memory_utilization=0.5,
+             kv_blocks=32, max_seqs=4, max_length=64, max_tokens_per_step=64) as llm:  # fmt: skip
+        params = SamplingParams(max_tokens=4, frequency_penalty=1.0, logprobs=2)
+        (answer,) = llm.generate([5, 6, 7], params)
+        assert answer.logprobs is not None and len(answer.logprobs) == len(answer.token_ids) == 4
+    wanted = {"path": "qwen3-8b", "dtype": "auto", "device": "cuda:0", "graphs": False, "memory_utilization": 0.5}
+    assert asked.items() >= wanted.items()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "device=gpu: the engine has no such device; take cpu, cuda or cuda:NUMBER"),
+        ({"weights": "rnadom"}, "weights=rnadom must be checkpoint or random"),
+        ({"gpu_memory_utilization": 1.5}, r"gpu_memory_utilization=1.5 must lie in \(0, 1\]"),
+        ({"weights": "random", "dtype": "int8"}, "dtype=int8 is not supported; choose one of auto, float32"),
+    ],
+)
+def test_wrong_options_get_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        LLM("tiny", **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("model", ["qwen3-8b", "tiny"])
+def test_no_gpu_is_told_before_anything_is_loaded(model: str) -> None:
+    with pytest.raises(ValueError, match="device=cuda: no CUDA device is visible; take device=cpu"):
+        LLM(model, device="cuda", weights="random")

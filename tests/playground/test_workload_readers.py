@@ -213,6 +213,7 @@ MALFORMED = [
     ("playground", SAVED.replace("}", ', "slo": {"tfft": 1}}'), "line 1: slo=.* must be an object with some of ttft"),
     ("playground", SAVED.replace("}", ', "slo": {"ttft": "1"}}'), "line 1: slo=.* must hold numbers of seconds"),
     ("playground", SAVED.replace("}", ', "sampling": {"top_p": 2}}'), "sampling=.* is not valid: sampling.top_p=2"),
+    ("playground", SAVED.replace("}", ', "sampling": {"min_p": -1}}'), "sampling=.* is not valid: sampling.min_p=-1"),
 ]
 
 
@@ -251,6 +252,7 @@ REQUESTS = [
     Request(
         7, 1e-9, 5, 5, 1, tenant="t", session="s", slo=Slo(ttft=0.5), sampling=Sampling(0.7, 5, 0.9, 1, True, (2,))
     ),
+    Request(8, 2e-9, 5, 5, 1, sampling=Sampling(0.7, 0, 1.0, 0, False, (), 0.05, 1.1, -0.5, 0.25, 3)),
 ]
 
 
