@@ -176,7 +176,7 @@ def _about(part: str, problem: str) -> str:
     return problem if found[1] in PARTS else f"{OPTIONS.get(found[1], part)}.{problem}"
 
 
-PARTS = {part.name for part in fields(Settings)}
+PARTS = {"kernels", *(part.name for part in fields(Settings))}
 OPTIONS = {
     option.name: group
     for group, kind in {"parallel": Parallel, "kv": Kv, "limits": Limits, "queueing": Queueing}.items()

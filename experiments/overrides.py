@@ -2,8 +2,9 @@
 
 `policy._target_=mypkg.MyPolicy` exchanges a part for a user's own: the options of the old part go, unless the new one
 takes them or the user set them. `logger.mode=online` sets what the part takes though its YAML does not list it: a
-default stands in one place, the part's own signature, and a typo is refused still. Flags may come last, and what a
-shell has quoted needs no quotes of Hydra's.
+default stands in one place, the part's own signature, and a typo is refused still. `engine.cuda_graphs=false` and
+`kernels.attention=triton` find the engine, wherever the backend keeps it. Flags may come last, and what a shell has
+quoted needs no quotes of Hydra's.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def _prune(config: DictConfig, path: str, named: Sequence[str]) -> None:
 
 
 def completing(attempt: Callable[[list[str]], T], arguments: Sequence[str]) -> T:
-    """Try, and try again with ++ before each option that its part takes though the YAML does not list it."""
+    """Try, and try again with the engine's options under their full names, and ++ before what no YAML lists."""
     given = quoted(arguments)
     while True:
         try:
@@ -167,15 +168,31 @@ def _complete(arguments: Sequence[str], error: BaseException) -> list[str] | Non
     if not isinstance(cause, OmegaConfBaseException) or not isinstance(cause.parent_node, DictConfig):
         return None
     node = cause.parent_node
-    completed = [f"++{argument}" if _taken(argument, node) else argument for argument in arguments]
+    if "backend" in node and not node._get_full_key(None):
+        completed = [_in_full(argument, node["backend"]) for argument in arguments]
+    else:
+        completed = [f"++{argument}" if _taken(argument, node) else argument for argument in arguments]
     return completed if completed != list(arguments) else None
 
 
 def _taken(argument: str, node: DictConfig) -> bool:
-    parent, _, name = argument.partition("=")[0].rpartition(".")
-    if not parent or parent != node._get_full_key(None) or name in node or "_target_" not in node:
+    """Whether it is about something that the node's part takes and its YAML does not list."""
+    key, path = argument.partition("=")[0], f"{node._get_full_key(None)}."
+    if path == "." or not key.startswith(path) or "_target_" not in node:
         return False
-    return name in parameters(node["_target_"])
+    name = key.removeprefix(path).partition(".")[0]
+    return name not in node and name in parameters(node["_target_"])
+
+
+def _in_full(argument: str, backend: DictConfig) -> str:
+    """`engine.X` and `kernels.X` under the part of the backend that takes `kernels`: that is the engine."""
+    if not (found := re.match(r"engine\.|(?=kernels[.=])", argument)):
+        return argument
+    parts = {"backend": backend, **{"backend." + str(name): part for name, part in backend.items()}}
+    for path, part in parts.items():
+        if isinstance(part, DictConfig) and "_target_" in part and "kernels" in parameters(part["_target_"]):
+            return f"{path}.{argument[found.end() :]}"
+    raise SettingError(f"{argument}: only an engine has that: add backend=engine")
 
 
 def parameters(target: str) -> list[str]:

@@ -196,7 +196,7 @@ def _flashinfer() -> Implementation:
 
 REFERENCE_NOTE = "not for the engine on a GPU: it asks the host for lengths"
 CUDNN_NOTE = (
-    "takes first chunks of 256 tokens or more outside of graphs, Triton the rest; a third faster at 2048 tokens, "
+    "takes first chunks of 256 tokens or more outside of graphs, Triton the rest; a third less time at 2048 tokens, "
     "but the host stops to plan at each new shape"
 )
 FLASHINFER_NOTE = (
@@ -284,7 +284,8 @@ def select(device: str = "cpu", choices: Mapping[str, str] | None = None, need: 
     """
     choices = choices or {}
     if unknown := [op for op in choices if op not in IMPLEMENTATIONS]:
-        raise ValueError(f"kernels.{unknown[0]}: no such operation; there are {', '.join(IMPLEMENTATIONS)}")
+        name = choices[unknown[0]]
+        raise ValueError(f"kernels.{unknown[0]}={name}: no such operation; there are {', '.join(IMPLEMENTATIONS)}")
     return Ops(**{op: _kernel(op, device, choices.get(op, AUTO), need) for op in IMPLEMENTATIONS})
 
 

@@ -171,7 +171,7 @@ def test_unavailable_choices_name_the_available_ones():
         ValueError, match=r"=cpu is not available on cuda \(runs on cpu only\); choose one of auto, ref"
     ):
         select("cuda", {"attention": "cpu"})
-    with pytest.raises(ValueError, match=r"kernels.attn: no such operation; there are rms_norm, "):
+    with pytest.raises(ValueError, match=r"kernels.attn=cpu: no such operation; there are rms_norm, "):
         select("cpu", {"attn": "cpu"})
 
 
