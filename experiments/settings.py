@@ -127,6 +127,9 @@ def register() -> None:
 
 def read(config: DictConfig) -> Settings:
     """The settings as typed values. The open parts stay mappings, to be built later."""
+    # A + adds what nobody would read: refused rather than ignored.
+    if added := [str(key) for key in config if key not in Settings.__dataclass_fields__]:
+        raise SettingError(f"+{added[0]}: nothing takes it; without the + you would be told what there is")
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, Settings)
     return settings
