@@ -148,6 +148,7 @@ def _rope(config: Mapping[str, Any], shape: ModelShape, path: Path) -> Rope:
 
 
 def _rotary_width(config: Mapping[str, Any], shape: ModelShape, path: Path) -> int:
+    """A part of each head, as in vLLM; transformers' own classes of these families leave such configs unsupported."""
     share = _number(config, "partial_rotary_factor", path, 1.0)
     width = int(shape.head_dim * share)
     if not 0 < width <= shape.head_dim or width % 2:

@@ -1,5 +1,7 @@
 """Every kind of model that the families' configs describe: float32 logits and greedy tokens are transformers'."""
 
+import json
+
 import pytest
 import torch
 
@@ -101,6 +103,17 @@ WINDOWS = {
 def test_windows_by_layer(name, tmp_path):
     build(name, tmp_path)
     assert find_config(tmp_path).windows == WINDOWS[name]
+
+
+def test_a_window_that_is_switched_off_is_none(tmp_path):
+    """As Qwen's own configs say it; transformers writes null instead."""
+    build("qwen2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | dict(sliding_window=7, max_window_layers=1)
+    config.pop("layer_types", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert find_config(tmp_path).windows == (None, None, None)
+    (tmp_path / "config.json").write_text(json.dumps(config | dict(use_sliding_window=True)))
+    assert find_config(tmp_path).windows == (None, 7, 7)
 
 
 def test_a_window_that_no_sequence_outgrows_is_none(tmp_path):
