@@ -44,7 +44,7 @@ def matvec_kernel(
         next_weights = _weights(rows, k + INPUTS, inputs, False)
         values = tl.load(x + k, mask=k < inputs, other=0.0).to(tl.float32)
         if NORMED:
-            squares += _lanes(values * values, LANE)
+            squares += tl.sum(tl.reshape(values * values, (INPUTS // LANE, LANE)), 1)
             values *= tl.load(norm + k, mask=k < inputs, other=0.0).to(tl.float32)
         sums += _lanes(weights * values[None, :], LANE)
         if GATED:
@@ -83,6 +83,4 @@ def _weights(rows, k, inputs, EVEN: tl.constexpr):
 @triton.jit
 def _lanes(products, LANE: tl.constexpr):
     """Neighbours along the last axis summed, which one thread holds: no other thread is asked inside the loop."""
-    if len(products.shape) == 1:
-        return tl.sum(tl.reshape(products, (products.shape[0] // LANE, LANE)), 1)
     return tl.sum(tl.reshape(products, (products.shape[0], products.shape[1] // LANE, LANE)), 2)
