@@ -12,6 +12,8 @@ from engine.kv import KvPool
 from engine.runner import Pools, Runner
 from engine.sequence import Sequence, token_counts
 from engine.tiny import tiny
+from kernels import reference
+from kernels.batch import SamplingRows
 from kernels.reference import COUNT_MASK, IN_PROMPT
 from playground.core import Request, Sampling, Spec
 from tests.engine.cuda_host import BackendDriver, HostTimeline, load_on_host
@@ -26,8 +28,9 @@ OPTIONS = {
     "repetition": {"repetition_penalty": 1.3},
     "repetition below 1": {"repetition_penalty": 0.9},
     "presence": {"presence_penalty": 2.0},
-    "frequency": {"frequency_penalty": 0.4},
-    "rewards": {"presence_penalty": -0.3, "frequency_penalty": -0.2},
+    "frequency": {"frequency_penalty": 0.2},
+    "reward": {"presence_penalty": -2.0},
+    "both ways": {"presence_penalty": 0.4, "frequency_penalty": -0.3},
     "all penalties": {
         "repetition_penalty": 1.15, "presence_penalty": 0.4, "frequency_penalty": 0.5, "logprobs": 2,
     },
@@ -360,6 +363,20 @@ def test_counts():
     assert token_counts(sequence, 3, 6).tolist() == [0, IN_PROMPT, 0, 0, 0, IN_PROMPT]
     assert token_counts(sequence, 7, 6).tolist() == [0, IN_PROMPT, 3, 0, 0, IN_PROMPT + 1]
     assert token_counts(sequence, 20003, 6)[2] == COUNT_MASK
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_penalties_in_numbers(dtype):
+    """Tokens: unseen, in the prompt only, sampled once, sampled three times and in the prompt; of both signs."""
+    counts = torch.tensor([[0, IN_PROMPT, 1, IN_PROMPT + 3] * 2, [7] * 8], dtype=torch.int16)
+    logits = torch.tensor([[4.0] * 4 + [-4.0] * 4] * 2, dtype=dtype)
+    ones = torch.ones(2)
+    rows = SamplingRows(
+        0 * ones, torch.zeros(2).long(), torch.zeros(2).long(), counts=counts, slots=torch.tensor([0, -1]),
+        repetition=2 * ones, presence=0.5 * ones, frequency=0.25 * ones,
+    )  # fmt: skip
+    expected = [4.0, 2.0, 1.25, 0.75, -4.0, -8.0, -8.75, -9.25]
+    assert reference.penalise(logits, rows).tolist() == [expected, logits[1].tolist()]
 
 
 def test_a_slot_forgets_the_options_of_the_one_before():
