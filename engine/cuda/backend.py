@@ -6,6 +6,7 @@ the device, where the next one finds it, and is read by the host when the step i
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -143,6 +144,9 @@ class CudaBackend:
             with enough_memory(f"backend: no GPU memory left for graphs; {LEAVE_MORE}, or backend.cuda_graphs=false"):
                 self._graphs.capture_all(Picking.GREEDY)
             self._graph_bytes = _reserved(self._model.device) - before
+        # What was made so far stays: a collection that walks all of torch takes longer than a step.
+        gc.collect()
+        gc.freeze()
         self._clock = Clock(self._timeline)
 
     @property
@@ -274,6 +278,7 @@ class CudaBackend:
         if self._closed:
             return
         self._closed = True
+        gc.unfreeze()
         self._timeline.synchronize()
         self._computing.flights.clear()
         self._copying.flights.clear()

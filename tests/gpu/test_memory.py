@@ -64,7 +64,7 @@ def test_the_report_adds_up(model):
     backend.close()
     del backend
     gc.collect()
-    assert torch.cuda.memory_allocated() <= before + (32 << 20)  # libraries keep their workspaces
+    assert torch.cuda.memory_allocated() <= before + (128 << 20)  # products keep their scratch, libraries their workspaces
 
 
 def test_the_pool_takes_what_is_left(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -107,6 +108,7 @@ def in_flight(
     """`make(id, output)` is a request. The first ones' answers have every length, lest all end at the same time."""
 
     requests = (make(id, output if id >= size else max(output * (id + 1) // size, 1)) for id in count())
+    gc.collect()
     began = backend.now()
     crowd = Crowd(requests, size, began)
     watch = Watch(crowd, set(range(size)), seconds)

@@ -143,6 +143,7 @@ def policy(tokens: int = 8192, ahead: int = 2, how: How = How.RECOMPUTE) -> Comp
 
 def served(backend: Backend, requests: Sequence[Request], rules: Composed, prefix_cache: bool = False) -> Served:
     """Serve requests, all of which arrive now."""
+    gc.collect()
     recorder, began = Recorder(), backend.now()
     source = OpenLoop([replace(request, arrival=began) for request in requests])
     watched, scheduler = serve_all(source, backend, recorder, rules, prefix_cache)
@@ -152,15 +153,12 @@ def served(backend: Backend, requests: Sequence[Request], rules: Composed, prefi
 def serve_all(
     source: Source, backend: Backend, recorder: Recorder, rules: Composed, prefix_cache: bool = False
 ) -> tuple[Watched, Scheduler]:
-    """Serve what a source sends until it sends no more."""
+    """Serve what a source sends until it sends no more. Garbage is the caller's to collect before the clock counts."""
     watched = Watched(backend)
     scheduler = Scheduler(backend.spec, rules, prefix_cache=prefix_cache)
-    gc.collect()
-    gc.disable()  # a collection of all that torch has made takes longer than a step
     try:
         serve(source, scheduler, watched, recorder)
     finally:
-        gc.enable()
         watched.close()
     _forget(backend, scheduler)
     return watched, scheduler

@@ -21,7 +21,7 @@ def time_decode(report: Report, subject: Subject) -> None:
             device = statistics.median(done.finished - done.started for done in found)
             limit = subject.limit(rows, context)
             report.row(
-                f"decode {rows} x {context}, run_ahead {ahead}", between * 1e3, "ms", limit * 1e3, target,
+                f"decode {rows} x {context}, run_ahead {ahead}", between * 1e3, "ms", limit * 1e3, target if ahead > 1 else 0.0,
                 device_ms=device * 1e3, idle_share=idle_share(found), of_limit=limit / between, steps=len(found),
             )  # fmt: skip
 
