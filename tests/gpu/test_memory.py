@@ -64,7 +64,8 @@ def test_the_report_adds_up(model):
     backend.close()
     del backend
     gc.collect()
-    assert torch.cuda.memory_allocated() <= before + (128 << 20)  # products keep their scratch, libraries their workspaces
+    # Products keep their scratch, libraries their workspaces.
+    assert torch.cuda.memory_allocated() <= before + (128 << 20)
 
 
 def test_the_pool_takes_what_is_left(model):

@@ -20,8 +20,9 @@ def time_decode(report: Report, subject: Subject) -> None:
             between = statistics.median(later.finished - earlier.finished for earlier, later in pairwise(found))
             device = statistics.median(done.finished - done.started for done in found)
             limit = subject.limit(rows, context)
+            wanted = target if ahead > 1 else 0.0
             report.row(
-                f"decode {rows} x {context}, run_ahead {ahead}", between * 1e3, "ms", limit * 1e3, target if ahead > 1 else 0.0,
+                f"decode {rows} x {context}, run_ahead {ahead}", between * 1e3, "ms", limit * 1e3, wanted,
                 device_ms=device * 1e3, idle_share=idle_share(found), of_limit=limit / between, steps=len(found),
             )  # fmt: skip
 
