@@ -65,7 +65,9 @@ def time_flight(report: Report, subject: Subject) -> None:
 
 def time_alone(report: Report, subject: Subject, shape: Shape) -> None:
     """Decode steps of the full batch, at contexts about the mean of the closed loop's."""
-    context, steps = shape.prompt + shape.output // 2, 48
+    context = shape.prompt + shape.output // 2
+    # The first answers must not end before the last prompt is computed.
+    steps = 48 + shape.size * context // 8192
     run = served(subject.backend, alike(shape.size, context - steps // 2, steps, seed=3), policy(8192, 2))
     full = [done for _, done in run.decodes(shape.size)]
     measured = statistics.median(later.finished - earlier.finished for earlier, later in pairwise(full))
