@@ -27,10 +27,11 @@ from playground.core import Spec
 from playground.model import ModelShape
 from playground.policy import Policy
 from playground.scheduler import Scheduler
-from playground.sim.backend import Modelled, SimBackend
+from playground.sim.backend import SimBackend
 from playground.sim.capacity import RESERVE_BYTES, kv_blocks
 from playground.sim.cost import CostModel
 from playground.sim.device import Device
+from playground.sim.durations import Modelled
 from playground.workload.source import Source
 
 

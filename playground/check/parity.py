@@ -18,7 +18,8 @@ from playground.check.recording import Commit, Decision, Recording
 from playground.core import Abort, Arrive, Done, Request, Spec, Step
 from playground.loop import Stuck, serve
 from playground.scheduler import Ended, Event, Group, Scheduler
-from playground.sim.backend import Durations, LaneTimes, SimBackend, StepTimes
+from playground.sim.backend import SimBackend
+from playground.sim.durations import Durations, LaneTimes, StepTimes
 
 LATER = nextafter(inf, 0)
 TOLERANCE = 1e-6

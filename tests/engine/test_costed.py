@@ -6,7 +6,8 @@ from engine.costed import CostedBackend
 from playground.core import Request, Sampling, Spec, Step
 from playground.loop import serve
 from playground.scheduler import Scheduler
-from playground.sim.backend import LaneTimes, SimBackend, StepTimes
+from playground.sim.backend import SimBackend
+from playground.sim.durations import LaneTimes, StepTimes
 from playground.workload.source import OpenLoop
 from policies.budget import ChunkedPrefill, TokenThrottling, Unified
 from policies.composed import Composed

@@ -16,7 +16,8 @@ from engine.errors import EngineError
 from playground.core import COPY_IN, COPY_OUT, Columns, Request, Slice, Spec
 from playground.loop import serve
 from playground.scheduler import Scheduler
-from playground.sim.backend import Modelled, SimBackend
+from playground.sim.backend import SimBackend
+from playground.sim.durations import Modelled
 from playground.trace import NoTrace
 from tests.playground.strategies import scenarios
 

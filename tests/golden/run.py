@@ -13,8 +13,9 @@ from experiments import settings
 from playground.core import Request, Spec, Step
 from playground.loop import serve
 from playground.scheduler import Ended, Event, Scheduler
-from playground.sim.backend import Modelled, SimBackend
+from playground.sim.backend import SimBackend
 from playground.sim.cost import Linear
+from playground.sim.durations import Modelled
 from playground.trace import NoTrace
 from playground.workload.source import OpenLoop
 

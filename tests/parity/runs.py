@@ -13,8 +13,9 @@ from playground.core import Request, Spec
 from playground.loop import serve
 from playground.policy import Policy
 from playground.scheduler import Scheduler
-from playground.sim.backend import Modelled, SimBackend
+from playground.sim.backend import SimBackend
 from playground.sim.cost import Linear
+from playground.sim.durations import Modelled
 from playground.trace import Trace
 from playground.workload.source import OpenLoop
 from policies.composed import Composed

@@ -20,7 +20,8 @@ from playground.check.parity import Divergence, replay
 from playground.check.recording import load
 from playground.core import Done, Spec, Step
 from playground.draft import How
-from playground.sim.backend import Durations, LaneTimes, SimBackend, StepTimes
+from playground.sim.backend import SimBackend
+from playground.sim.durations import Durations, LaneTimes, StepTimes
 from playground.trace import SCHEMAS, read
 from policies.admission import FullPrompt, MaxLength
 from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThrottling, TokenThrottling2025, Unified

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from playground.core import COPY_IN, COPY_OUT, Copy, Done, Request, Slice, Spec, Step
 from playground.loop import serve
 from playground.scheduler import Ended, Event, Group, Scheduler
-from playground.sim.backend import Modelled, SimBackend
+from playground.sim.backend import SimBackend
+from playground.sim.durations import Modelled
 from tests.playground.strategies import Scenario
 
 ENDLESS = 5000

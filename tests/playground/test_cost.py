@@ -66,10 +66,10 @@ class TestShape:
         assert (shape.sequences, shape.sampled, shape.decodes) == (3, 2, 2)
         assert (shape.decode_context, shape.decode_longest) == (10 + 20, 20)
         # The three tokens see 5, 6 and 7 keys; the chunk reads 7.
-        assert (shape.prefill_pairs, shape.prefill_context) == (18, 7)
+        assert (shape.prefill_pairs, shape.prefill_context, shape.chunks) == (18, 7, ((4, 3),))
 
     def test_of_nothing(self):
-        assert Shape.of([]) == (0,) * 8
+        assert Shape.of([]) == (*(0,) * 8, ())
 
     @given(slices)
     def test_pairs_are_the_causal_sum(self, parts):

@@ -14,8 +14,9 @@ from playground.core import Request, Spec
 from playground.draft import How
 from playground.loop import serve
 from playground.scheduler import Scheduler
-from playground.sim.backend import Modelled, SimBackend
+from playground.sim.backend import SimBackend
 from playground.sim.cost import Linear
+from playground.sim.durations import Modelled
 from playground.trace import SCHEMAS, Trace, expand, read
 from policies.admission import Always, FullPrompt, MaxLength, Watermark
 from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThrottling, TokenThrottling2025, Unified

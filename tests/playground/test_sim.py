@@ -7,8 +7,9 @@ import pytest
 from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, Done, Request, Slice, Spec, Step
 from playground.loop import serve
 from playground.scheduler import Scheduler
-from playground.sim.backend import LaneTimes, Modelled, SimBackend, StepTimes
+from playground.sim.backend import SimBackend
 from playground.sim.cost import Linear
+from playground.sim.durations import LaneTimes, Modelled, StepTimes
 from playground.workload.source import OpenLoop
 from policies.budget import ChunkedPrefill
 from policies.composed import Composed

@@ -12,8 +12,9 @@ import pytest
 from playground.core import COPY_OUT, MAIN, Copy, Done, Request, Slice, Slo, Spec, Step
 from playground.loop import serve
 from playground.scheduler import Event, Scheduler
-from playground.sim.backend import Modelled, SimBackend
+from playground.sim.backend import SimBackend
 from playground.sim.cost import Linear
+from playground.sim.durations import Modelled
 from playground.trace import SCHEMAS, NoTrace, Trace, expand, read
 from playground.workload.source import OpenLoop
 from policies.budget import ChunkedPrefill

@@ -1,164 +1,21 @@
-"""What a step costs: its shape turned into seconds of compute, memory, communication and host.
-
-Arithmetic only, in closed form: no clock, no queue, no state. Formulas, sources and gaps: docs/cost-model.md.
-"""
+"""The cost model of sheets and configs: each operator at the rate that the device achieves, nothing fitted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import hypot
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from playground.core import Slice
 from playground.model import ModelShape
 from playground.sim.capacity import Layout
+from playground.sim.cost.model import IDLE, Cost
+from playground.sim.cost.shape import Shape
 from playground.sim.device import Device
 
 ATTENTION_TILE = 64
 """Half of the 128 queries or keys that attention kernels handle at a time: what a row loses to rounding on average.
 It stands for the cost per row in H200 and RTX 4090 decode tables, and the poor efficiency of short chunks."""
-
-
-class Shape(NamedTuple):
-    """The slices of one rank in one step, as counts. A slice of one token is a decode, any other a prefill."""
-
-    tokens: int
-    sequences: int
-    sampled: int
-    decodes: int
-    decode_context: int
-    """Keys that all decodes read, the new ones included."""
-    decode_longest: int
-    """Keys of the longest decode."""
-    prefill_pairs: int
-    """(query, key) pairs under the causal mask: a chunk of n after s tokens has n*s + n*(n+1)/2."""
-    prefill_context: int
-    """Keys that all prefills read, each chunk reading its whole prefix once."""
-
-    @property
-    def prefill_tokens(self) -> int:
-        return self.tokens - self.decodes
-
-    @classmethod
-    def of(cls, slices: Iterable[Slice]) -> Shape:
-        """Of slices that run together on one rank. One pass: a simulation comes here at every step."""
-        sequences = sampled = decodes = decode_context = decode_longest = 0
-        prefill_tokens = prefill_pairs = prefill_context = 0
-        for part in slices:
-            start, length = part.start, part.length
-            sequences += 1
-            sampled += part.samples
-            if length == 1:
-                decodes += 1
-                decode_context += start
-                if start >= decode_longest:
-                    decode_longest = start + 1
-            else:
-                prefill_tokens += length
-                prefill_pairs += length * start + (length * (length + 1) >> 1)
-                prefill_context += start + length
-        return cls(
-            prefill_tokens + decodes,
-            sequences,
-            sampled,
-            decodes,
-            decode_context + decodes,
-            decode_longest,
-            prefill_pairs,
-            prefill_context,
-        )
-
-    def tick(self, ticks: int = 1) -> Shape:
-        """The same decodes so many steps later: every context has grown by one token a step."""
-        if self.tokens != self.decodes:
-            raise ValueError(f"only decodes tick: this shape has {self.prefill_tokens} prefill tokens")
-        return self._replace(
-            decode_context=self.decode_context + ticks * self.decodes, decode_longest=self.decode_longest + ticks
-        )
-
-
-class Cost(NamedTuple):
-    """Seconds that one step takes on one stage, apart by what they occupy, so that overlap can be modelled.
-
-    `compute` and `memory` are the demands on the tensor cores and on device memory at their achievable rates.
-    `kernels` is how long the kernels take one after another on an idle device, never less than either; compute /
-    kernels and memory / kernels are the shares of the device that they leave to others. `communication` is time on
-    the links within the stage, `host` the time to launch the kernels.
-    """
-
-    compute: float
-    memory: float
-    kernels: float
-    communication: float
-    host: float
-
-    @property
-    def device_time(self) -> float:
-        """With the device to oneself: launching runs ahead of the kernels unless they are shorter than it."""
-        return max(self.kernels, self.host) + self.communication
-
-
-IDLE = Cost(0.0, 0.0, 0.0, 0.0, 0.0)
-"""A step without tokens."""
-
-
-class CostModel(Protocol):
-    """Seconds of everything that a simulated backend does."""
-
-    def stage(self, shape: Shape, stage: int) -> Cost:
-        """The forward pass of one pipeline stage, on any one of its tensor-parallel ranks."""
-        ...
-
-    def host(self, shape: Shape) -> float:
-        """Scheduling and input preparation of one step, before it is launched."""
-        ...
-
-    def transfer(self, shape: Shape) -> float:
-        """Sending activations from one stage to the next."""
-        ...
-
-    def copy(self, blocks: int) -> float:
-        """Copying so many KV blocks of every stage between device and host, all stages at once."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """Every stage takes base + per_token * tokens + per_context * keys read: for examples worked by hand.
-
-    `Linear(0.01)` is a step of fixed length. All in seconds. Nothing is said about compute and memory apart: both
-    are taken to be busy all the time.
-    """
-
-    base: float
-    per_token: float = 0.0
-    per_context: float = 0.0
-    host_base: float = 0.0
-    host_per_sequence: float = 0.0
-    per_transfer: float = 0.0
-    per_block: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if (value := getattr(self, name)) < 0:
-                raise ValueError(f"cost.{name}={value} must be 0 or more seconds")
-
-    def stage(self, shape: Shape, stage: int) -> Cost:
-        if not shape.tokens:
-            return IDLE
-        context = shape.decode_context + shape.prefill_context
-        busy = self.base + self.per_token * shape.tokens + self.per_context * context
-        return Cost(busy, busy, busy, 0.0, 0.0)
-
-    def host(self, shape: Shape) -> float:
-        return self.host_base + self.host_per_sequence * shape.sequences
-
-    def transfer(self, shape: Shape) -> float:
-        return self.per_transfer
-
-    def copy(self, blocks: int) -> float:
-        return self.per_block * blocks
 
 
 class _Stage(NamedTuple):
@@ -242,7 +99,7 @@ class Roofline:
 
     def stage(self, shape: Shape, stage: int) -> Cost:
         """One pass over the weights for all tokens, then attention, then (last stage) the head for sampled rows."""
-        tokens, _, sampled, decodes, context, longest, pairs, prefix = shape
+        tokens, _, sampled, decodes, context, longest, pairs, prefix, _ = shape
         if not tokens:
             return IDLE
         one = self._stages[stage]

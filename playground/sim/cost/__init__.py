@@ -1,0 +1,11 @@
+"""Cost models: what a step costs, its shape turned into seconds of compute, memory, communication and host.
+
+Arithmetic only, in closed form: no clock, no queue, no state. Formulas, sources and gaps: docs/cost-model.md.
+"""
+
+from playground.sim.cost.linear import Linear
+from playground.sim.cost.model import IDLE, Cost, CostModel
+from playground.sim.cost.roofline import ATTENTION_TILE, Roofline
+from playground.sim.cost.shape import Shape
+
+__all__ = ["ATTENTION_TILE", "IDLE", "Cost", "CostModel", "Linear", "Roofline", "Shape"]

@@ -1,0 +1,71 @@
+"""What a cost model needs to know of a step: counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from playground.core import Slice
+
+
+class Shape(NamedTuple):
+    """The slices of one rank in one step, as counts. A slice of one token is a decode, any other a prefill."""
+
+    tokens: int
+    sequences: int
+    sampled: int
+    decodes: int
+    decode_context: int
+    """Keys that all decodes read, the new ones included."""
+    decode_longest: int
+    """Keys of the longest decode."""
+    prefill_pairs: int
+    """(query, key) pairs under the causal mask: a chunk of n after s tokens has n*s + n*(n+1)/2."""
+    prefill_context: int
+    """Keys that all prefills read, each chunk reading its whole prefix once."""
+    chunks: tuple[tuple[int, int], ...] = ()
+    """(tokens before it, tokens) of each prefill, for models that look at each; `prefill_pairs` sums them up."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        return self.tokens - self.decodes
+
+    @classmethod
+    def of(cls, slices: Iterable[Slice]) -> Shape:
+        """Of slices that run together on one rank. One pass: a simulation comes here at every step."""
+        sequences = sampled = decodes = decode_context = decode_longest = 0
+        prefill_tokens = prefill_pairs = prefill_context = 0
+        chunks: list[tuple[int, int]] = []
+        for part in slices:
+            start, length = part.start, part.length
+            sequences += 1
+            sampled += part.samples
+            if length == 1:
+                decodes += 1
+                decode_context += start
+                if start >= decode_longest:
+                    decode_longest = start + 1
+            else:
+                prefill_tokens += length
+                prefill_pairs += length * start + (length * (length + 1) >> 1)
+                prefill_context += start + length
+                chunks.append((start, length))
+        return cls(
+            prefill_tokens + decodes,
+            sequences,
+            sampled,
+            decodes,
+            decode_context + decodes,
+            decode_longest,
+            prefill_pairs,
+            prefill_context,
+            tuple(chunks),
+        )
+
+    def tick(self, ticks: int = 1) -> Shape:
+        """The same decodes so many steps later: every context has grown by one token a step."""
+        if self.tokens != self.decodes:
+            raise ValueError(f"only decodes tick: this shape has {self.prefill_tokens} prefill tokens")
+        return self._replace(
+            decode_context=self.decode_context + ticks * self.decodes, decode_longest=self.decode_longest + ticks
+        )

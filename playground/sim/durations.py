@@ -1,0 +1,90 @@
+"""How long the parts of a step take: a cost model's answers put together over ranks, lanes and stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+from playground.core import Slice, Step
+from playground.sim.cost import CostModel, Shape
+
+
+class LaneTimes(NamedTuple):
+    """Seconds of one lane of a step: on each stage, and from one stage to the next."""
+
+    stages: tuple[float, ...]
+    transfer: float = 0.0
+
+
+class StepTimes(NamedTuple):
+    """Seconds of a step: of planning it (the devices work on meanwhile), and of each of its lanes."""
+
+    host: float
+    lanes: dict[str, LaneTimes]
+
+
+class Durations(Protocol):
+    """How long steps take. Asked once for each, at its launch."""
+
+    def of(self, step: Step) -> StepTimes: ...
+
+    def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
+        """(host, stage) seconds of the step's second, third, ... repetition."""
+        ...
+
+
+class Modelled:
+    """Durations that a cost model predicts. A lockstep group takes as long as its slowest rank."""
+
+    def __init__(self, cost: CostModel, stages: int = 1) -> None:
+        self._cost = cost
+        self._stages = range(stages)
+
+    def of(self, step: Step) -> StepTimes:
+        if len(step.lanes) == 1 and not step.copies:
+            shapes = _shapes(step.slices)
+            return StepTimes(self._host(shapes), {step.lanes[0]: self._lane(shapes)})
+        copied = dict.fromkeys([copy.lane for copy in step.copies])
+        lanes = {
+            lane: self._copies(step, lane) if lane in copied else self._lane(_shapes(_in_lane(step.slices, lane)))
+            for lane in step.lanes
+        }
+        return StepTimes(self._host(_shapes(step.slices)), lanes)
+
+    def _copies(self, step: Step, lane: str) -> LaneTimes:
+        """Every rank has a copy engine of its own."""
+        blocks: dict[int, int] = {}
+        for copy in step.copies:
+            if copy.lane == lane:
+                blocks[copy.rank] = blocks.get(copy.rank, 0) + len(copy.source)
+        return LaneTimes((max(map(self._cost.copy, blocks.values())),))
+
+    def _lane(self, shapes: list[Shape]) -> LaneTimes:
+        cost = self._cost
+        if len(shapes) == 1:  # every step of a lone replica: spare the generators
+            shape = shapes[0]
+            times = tuple([cost.stage(shape, stage).device_time for stage in self._stages])
+        else:
+            times = tuple(max(cost.stage(shape, stage).device_time for shape in shapes) for stage in self._stages)
+        return LaneTimes(times, max(map(cost.transfer, shapes)) if len(times) > 1 else 0.0)
+
+    def _host(self, shapes: list[Shape]) -> float:
+        """Every rank plans for itself, at the same time."""
+        return max(map(self._cost.host, shapes), default=0.0)
+
+    def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
+        cost, shape = self._cost, Shape.of(step.slices)
+        while True:
+            shape = shape.tick()
+            yield cost.host(shape), cost.stage(shape, 0).device_time
+
+
+def _in_lane(slices: Iterable[Slice], lane: str) -> Iterator[Slice]:
+    return (part for part in slices if part.lane == lane)
+
+
+def _shapes(slices: Iterable[Slice]) -> list[Shape]:
+    by_rank: dict[int, list[Slice]] = {}
+    for part in slices:
+        by_rank.setdefault(part.rank, []).append(part)
+    return [Shape.of(slices) for slices in by_rank.values()]
