@@ -29,6 +29,19 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+INTERPRETED_SHARED = 227 << 10
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have."""
+    if device.type != "cuda":
+        return INTERPRETED_SHARED
+    # The figure that Triton itself refuses launches by.
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
 @cache
 def store(device: torch.device) -> Store | None:
     """The tuned configs of a device; none of the interpreter's."""

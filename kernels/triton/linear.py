@@ -20,7 +20,16 @@ from kernels import autotune
 from kernels.autotune import Bucket
 from kernels.triton import matvec, skinny
 from kernels.triton.activation import silu_mul
-from kernels.triton.launch import contiguous_rows, early, multiprocessors, power_of_two, require, store, upcasts
+from kernels.triton.launch import (
+    contiguous_rows,
+    early,
+    multiprocessors,
+    power_of_two,
+    require,
+    shared_memory,
+    store,
+    upcasts,
+)
 from kernels.triton.norm import rms_norm
 
 MOST_TOKENS = 128
@@ -52,13 +61,19 @@ class LinearConfig:
             raise ValueError(f"stages={self.stages}, programs={self.programs}: at most 8 each")
 
 
-def linear_config(dtype: torch.dtype, tokens: int, inputs: int) -> LinearConfig:
-    """What serves where nothing was tuned."""
+def linear_config(dtype: torch.dtype, tokens: int, inputs: int, room: int) -> LinearConfig:
+    """What serves where nothing was tuned, in programs of `room` bytes of shared memory."""
     if dtype == torch.float32 or tokens > 32:
         return LinearConfig(CUBLAS)
     if tokens == 1:
         return LinearConfig(MATVEC, outputs=4, inputs=min(1024, power_of_two(inputs)))
-    return LinearConfig(SKINNY, stages=6, programs=1)
+    deep = LinearConfig(SKINNY, stages=6, programs=1)
+    return replace(deep, stages=max(1, min(deep.stages, room // _stage_bytes(deep, tokens, dtype))))
+
+
+def _stage_bytes(config: LinearConfig, tokens: int, dtype: torch.dtype) -> int:
+    """Shared memory of one stage of `skinny`: a block of weights and one of tokens."""
+    return (config.outputs + max(16, power_of_two(tokens))) * config.inputs * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +266,17 @@ def configured(how: Projection, x: Tensor) -> LinearConfig:
 @cache
 def _configured(key: Bucket, dtype: torch.dtype, inputs: int, device: torch.device) -> LinearConfig:
     tuned = None if (known := store(device)) is None else known.best(LinearConfig, key, source())
-    if tuned is None or (tuned.method == MATVEC and key.size > 1):  # the nearest that was tuned may be too small
-        return linear_config(dtype, key.size, inputs)
+    room = shared_memory(device)
+    if tuned is None or not _takes(tuned, key.size, dtype, room):
+        return linear_config(dtype, key.size, inputs, room)
     return tuned
+
+
+def _takes(config: LinearConfig, tokens: int, dtype: torch.dtype, room: int) -> bool:
+    """Whether a config can compute so many tokens: it may have been found for fewer, the nearest that were tuned."""
+    if config.method == MATVEC:
+        return tokens == 1
+    return config.method == CUBLAS or config.stages * _stage_bytes(config, tokens, dtype) <= room
 
 
 def forget() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels import autotune
 from kernels.autotune import Bucket
-from kernels.triton.launch import LOG2E, power_of_two, require, store, upcasts
+from kernels.triton.launch import LOG2E, power_of_two, require, shared_memory, store, upcasts
 from kernels.triton.pages import MOST_ROWS, check
 
 
@@ -40,10 +40,11 @@ class PrefillConfig:
             raise ValueError(f"{self}: out of range")
 
 
-def prefill_config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
-    """What serves where nothing was tuned."""
+def prefill_config(dtype: torch.dtype, head_dim: int, room: int) -> PrefillConfig:
+    """What serves where nothing was tuned, in programs of `room` bytes of shared memory."""
     if dtype == torch.float32:
-        return PrefillConfig(64, 32 if head_dim <= 128 else 16, 4, 2)
+        rows = 64 if room >= 160 << 10 else 32 if head_dim <= 128 else 16
+        return PrefillConfig(rows, 32 if head_dim <= 128 else 16, 4, 2)
     if head_dim <= 64:
         return PrefillConfig(128, 128, 8, 3)
     return PrefillConfig(128, 64, 8, 3) if head_dim <= 128 else PrefillConfig(64, 32, 4, 2)
@@ -59,7 +60,7 @@ def configured(dtype: torch.dtype, device: torch.device, heads: int, kv_heads: i
     """The tuned config for these sizes, or the default."""
     key = bucket(dtype, heads, kv_heads, head_dim)
     tuned = None if (known := store(device)) is None else known.best(PrefillConfig, key, source())
-    return tuned or prefill_config(dtype, head_dim)
+    return tuned or prefill_config(dtype, head_dim, shared_memory(device))
 
 
 @cache

@@ -24,6 +24,7 @@ from kernels.triton import decode as decoding
 from kernels.triton import linear as projecting
 from kernels.triton import prefill as prefilling
 from kernels.triton.decode import DecodeConfig, Workspace
+from kernels.triton.launch import shared_memory
 from kernels.triton.linear import CUBLAS, MATVEC, SKINNY, LinearConfig, Projection, Scratches, project
 from kernels.triton.prefill import PrefillConfig
 from kernels.triton.timing import microseconds, sets_for
@@ -130,7 +131,8 @@ def tune_prefill(store: Store, sizes: Sizes, report: Report) -> PrefillConfig | 
     key = prefilling.bucket(sizes.dtype, sizes.heads, sizes.kv_heads, sizes.head_dim)
     space = [(128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2), (128, 64, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3),
              (64, 128, 4, 2), (128, 32, 8, 4), (128, 64, 8, 4)]  # fmt: skip
-    candidates = [prefilling.prefill_config(sizes.dtype, sizes.head_dim), *(PrefillConfig(*part) for part in space)]
+    start = prefilling.prefill_config(sizes.dtype, sizes.head_dim, shared_memory(torch.device(DEVICE)))
+    candidates = [start, *(PrefillConfig(*part) for part in space)]
     return _best(store, key, candidates, _prefill_calls(sizes, [2048] * 4), prefilling.source(), report)
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from kernels.autotune import Store
 from kernels.triton import decode, linear, prefill, tuning
 from kernels.triton.decode import DecodeConfig
+from kernels.triton.launch import INTERPRETED_SHARED
 from kernels.triton.linear import CUBLAS, MATVEC, SKINNY, LinearConfig
 from kernels.triton.tuning import Sizes
 from tests.kernels.paged import interpreted
@@ -84,10 +85,12 @@ def test_spaces_of_attention_are_valid(dtype, dim):
     for rows in tuning.ROWS:
         start = decode.decode_config(dtype, dim, rows)
         assert [*tuning.decode_reads(start), *tuning.decode_cuts(start)]
-    assert prefill.prefill_config(dtype, dim)
+    assert prefill.prefill_config(dtype, dim, 99 << 10)
 
 
 def test_nothing_tuned_means_the_default():
     device = torch.device("cpu")
     assert decode.configured(torch.float16, device, 4, 2, 16, 3) == decode.decode_config(torch.float16, 16, 3)
-    assert prefill.configured(torch.float16, device, 4, 2, 16) == prefill.prefill_config(torch.float16, 16)
+    assert prefill.configured(torch.float16, device, 4, 2, 16) == prefill.prefill_config(
+        torch.float16, 16, INTERPRETED_SHARED
+    )

@@ -17,6 +17,7 @@ from kernels.triton import linear as projecting
 from kernels.triton import prefill as prefilling
 from kernels.triton import tuning
 from kernels.triton.decode import DecodeConfig
+from kernels.triton.launch import shared_memory
 from kernels.triton.linear import LinearConfig, Projection
 from kernels.triton.prefill import PrefillConfig
 
@@ -57,4 +58,4 @@ def prefill_tuned(store: Store) -> PrefillConfig | None:
 
 def linear_tuned(store: Store, how: Projection, x: Tensor) -> LinearConfig:
     found = store.best(LinearConfig, projecting.bucket(how, x), projecting.source())
-    return found or projecting.linear_config(x.dtype, len(x), x.shape[1])
+    return found or projecting.linear_config(x.dtype, len(x), x.shape[1], shared_memory(x.device))

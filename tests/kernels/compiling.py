@@ -1,0 +1,150 @@
+"""Compiles kernels for GPUs that are not there: what the calls in `CALLS` would launch, for one architecture.
+
+python -m tests.kernels.compiling CAPABILITY   (with TRITON_INTERPRET=0) prints a line of JSON for each launch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from kernels.batch import SamplingRows
+from kernels.triton import activation, decode, launch, linear, norm, prefill, qkv, sampling
+
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
+"""Bytes of shared memory that a program may have (CUDA C++ programming guide 13.0, table of compute capabilities)."""
+
+BF16, WIDTH, HEADS, KV_HEADS = torch.bfloat16, 4096, 32, 8
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def attention(head_dim: int, dtype: torch.dtype) -> None:
+    pool = torch.zeros(8, 16, 2, KV_HEADS, head_dim, dtype=dtype)
+    for rows in (1, 64):
+        q, tables = torch.zeros(rows, HEADS, head_dim, dtype=dtype), torch.zeros(rows, 8, dtype=torch.int32)
+        decode.decode(q, pool, tables, torch.full((rows,), 100, dtype=torch.int32), 0.1)
+    q = torch.zeros(100, HEADS, head_dim, dtype=dtype)
+    prefill.prefill(q, pool, torch.zeros(1, 8, dtype=torch.int32), ints(100), ints(0, 100), 0.1)
+
+
+def projections(dtype: torch.dtype) -> None:
+    linears = linear.Linears()
+    weight, ones = torch.zeros(512, WIDTH, dtype=dtype), torch.ones(WIDTH, dtype=dtype)
+    for tokens in (1, 16, 32):
+        x = torch.zeros(tokens, WIDTH, dtype=dtype)
+        linears.norm_gated(ones, 1e-6, weight, None)(x)
+        linears.add_linear(weight, None)(x, torch.zeros(tokens, 512, dtype=dtype))
+
+
+def others() -> None:
+    x = torch.zeros(4, WIDTH, dtype=BF16)
+    norm.add_rms_norm(x, x.clone(), x[0], 1e-6)
+    activation.embedding(ints(1, 2), torch.zeros(10, WIDTH, dtype=BF16))
+    fused = torch.zeros(4, (HEADS + 2 * KV_HEADS) * 128, dtype=BF16)
+    pool, table = torch.zeros(8, 16, 2, KV_HEADS, 128, dtype=BF16), torch.zeros(64, 64)
+    places = torch.arange(4)
+    qkv.place_qkv(fused, places, places, table, table, pool, HEADS, torch.ones(HEADS + KV_HEADS, 128, dtype=BF16))
+
+
+def draws() -> None:
+    logits, some = torch.zeros(4, 151936, dtype=BF16), torch.ones(4)
+    sampling.pick(logits)
+    sampling.pick(logits, SamplingRows(some, torch.arange(4), torch.arange(4), ints(5, 5, 5, 5), some, some))
+
+
+CALLS: tuple[Callable[[], None], ...] = (
+    lambda: attention(128, BF16),
+    lambda: attention(256, BF16),
+    lambda: attention(128, torch.float32),
+    lambda: attention(256, torch.float32),
+    lambda: projections(BF16),
+    others,
+    draws,
+)
+
+
+def compiled(capability: int) -> Iterator[dict[str, Any]]:
+    """Every launch of `CALLS` once, compiled, with the shared memory that it needs."""
+    launches: dict[tuple[Any, ...], tuple[JITFunction[Any], ASTSource, dict[str, Any]]] = {}
+    run = JITFunction.run
+
+    def note(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
+        named = dict(zip(self.arg_names, arguments, strict=False)) | {
+            k: options.pop(k) for k in [*options] if k in self.arg_names
+        }
+        source = _source(self, named)
+        launches[self.__name__, *map(str, (source.signature, source.constants, source.attrs)), str(options)] = (
+            self,
+            source,
+            options,
+        )
+
+    JITFunction.run = note  # type: ignore[method-assign]
+    launch.early = lambda device: {"EARLY": capability >= 90}
+    launch.shared_memory = lambda device: SHARED[capability]
+    for module in (activation, decode, linear, norm, qkv):
+        module.early = launch.early
+    for module in (linear, prefill):
+        module.shared_memory = launch.shared_memory
+    try:
+        for call in CALLS if capability >= 90 else CALLS[:5]:  # the others need no shared memory to speak of
+            call()
+    finally:
+        JITFunction.run = run
+    for kernel, source, options in launches.values():
+        found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        yield {
+            "kernel": kernel.__name__,
+            "shared": found.metadata.shared,
+            "options": options,
+            "constants": str(source.constants),
+        }
+
+
+def _source(kernel: JITFunction[Any], named: dict[str, Any]) -> ASTSource:
+    """As a launch on a GPU would specialise it: aligned pointers, and integers by what divides them."""
+    signature, constants, attributes = {}, {}, {}
+    for place, parameter in enumerate(kernel.params):
+        value = named[parameter.name]
+        kind, aligned = _type(value, parameter.do_not_specialize)
+        if parameter.is_constexpr or kind == "constexpr":
+            signature[parameter.name], constants[(place,)] = "constexpr", value
+            continue
+        signature[parameter.name] = kind
+        if aligned:
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+def _type(value: Any, plain: bool) -> tuple[str, bool]:
+    names = {
+        torch.bfloat16: "bf16",
+        torch.float16: "fp16",
+        torch.float32: "fp32",
+        torch.int32: "i32",
+        torch.int64: "i64",
+        torch.int16: "i16",
+    }
+    if isinstance(value, torch.Tensor):
+        return f"*{names[value.dtype]}", True
+    if isinstance(value, float):
+        return "fp32", False
+    if value is None or (value == 1 and not plain):
+        return "constexpr", False
+    return "i32", not plain and value % 16 == 0
+
+
+if __name__ == "__main__":
+    for found in compiled(int(sys.argv[1])):
+        print(json.dumps(found))
