@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from signal import SIGINT, SIGTERM, raise_signal
+from signal import SIGINT, SIGTERM, default_int_handler, raise_signal, signal
 
 import pytest
 
@@ -94,6 +94,9 @@ def test_of_two_runs_at_once_one_gets_the_folder(tmp_path):
 
 @pytest.mark.parametrize("stop", [SIGINT, SIGTERM])
 def test_an_interrupted_run_says_so(playground, monkeypatch, stop):
+    # Who was started in the background by a shell, tests included, has been told to ignore it.
+    signal(SIGINT, default_int_handler)
+
     def stopped(self, done, total, now):
         if done == 5:
             raise_signal(stop)
