@@ -7,16 +7,16 @@ It knows durations, not tensors: a sampled token is the number 0, and a sequence
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from simpy.core import Environment
 
 from playground.core import COPY_IN, COPY_OUT, Done, Request, Slice, Spec, Step
 from playground.sim.durations import Durations, LaneTimes
-from playground.sim.processor import Processor
+from playground.sim.processor import Finished, Processor
 
 _TOKEN = (0,)
 
@@ -36,24 +36,40 @@ class _Launched(NamedTuple):
     host: float
 
 
+class Resource(Protocol):
+    """Does work lane by lane: a processor, or something that takes another kind of work than seconds."""
+
+    def submit(self, lane: str, work: Any, finished: Finished) -> None: ...
+
+
+class Machine(NamedTuple):
+    """What steps run on, by group: stages, links from each to the next, and copy engines."""
+
+    stages: Sequence[Sequence[Resource]]
+    links: Sequence[Sequence[Resource]]
+    engines: Sequence[Resource]
+    """Each direction is a lane that does not feel the other."""
+
+
 class SimBackend:
     """Stages in sequence, lanes on each stage at once, copies beside them, all on SimPy's clock.
 
-    `lane_gain`: see `processor`. Steps of one group enter every stage in the order of their launch.
+    `lane_gain`: see `processor`. Steps of one group enter every stage in the order of their launch. `build` makes
+    another machine than one whose groups and links share nothing; then `durations` must speak of such work.
     """
 
-    def __init__(self, spec: Spec, durations: Durations, lane_gain: float = 0.0) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        durations: Durations,
+        lane_gain: float = 0.0,
+        build: Callable[[Environment, Spec], Machine] | None = None,
+    ) -> None:
         self.spec = spec
         self._durations = durations
         self._environment = _Clock()
-
-        def processors(count: int, gain: float = 0.0) -> list[Processor]:
-            return [Processor(self._environment, gain) for _ in range(count)]
-
-        self._stages = [processors(spec.stages, lane_gain) for _ in spec.groups]
-        self._links = [processors(spec.stages - 1) for _ in spec.groups]
-        self._engines = [Processor(self._environment, gain=1.0) for _ in spec.groups]
-        """For copies; each direction is a lane that does not feel the other."""
+        machine = build(self._environment, spec) if build else _unshared(self._environment, spec, lane_gain)
+        self._stages, self._links, self._engines = machine
         self._last: list[dict[int, int]] = [{} for _ in spec.groups]
         """Length of each sequence of each group when it samples its last token."""
         self._ready: deque[tuple[Done, Step]] = deque()
@@ -175,7 +191,7 @@ class _Journey:
     def _enter(self, _sent: float, _arrived: float) -> None:
         backend, group = self._backend, self._launched.step.group
         if self._lane in (COPY_IN, COPY_OUT):
-            processor = backend._engines[group]
+            processor: Resource = backend._engines[group]
         else:
             processor = backend._stages[group][len(self._visits)]
         processor.submit(self._lane, self._times.stages[len(self._visits)], self._leave)
@@ -187,6 +203,17 @@ class _Journey:
         else:
             link = self._backend._links[self._launched.step.group][len(self._visits) - 1]
             link.submit(self._lane, self._times.transfer, self._enter)
+
+
+def _unshared(environment: Environment, spec: Spec, lane_gain: float) -> Machine:
+    def processors(count: int, gain: float = 0.0) -> list[Processor]:
+        return [Processor(environment, gain) for _ in range(count)]
+
+    return Machine(
+        [processors(spec.stages, lane_gain) for _ in spec.groups],
+        [processors(spec.stages - 1) for _ in spec.groups],
+        processors(len(spec.groups), 1.0),
+    )
 
 
 def _output_length(request: Request) -> int:

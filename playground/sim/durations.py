@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from playground.core import Slice, Step
 from playground.sim.cost import CostModel, Shape
 
 
-class LaneTimes(NamedTuple):
-    """Seconds of one lane of a step: on each stage, and from one stage to the next."""
+class Work(NamedTuple):
+    """Seconds of one lane of a step on one stage, where others may use the same links."""
 
-    stages: tuple[float, ...]
-    transfer: float = 0.0
+    kernels: float
+    """On the device, latencies of exchanges included: the links are free meanwhile."""
+    wire: float
+    """On the port of the stage's collectives."""
+    overlaps: bool = False
+    """Whether kernels and exchanges go on at the same time."""
+    tail: float = 0.0
+    """What overlaps with nothing, after both."""
+
+    @property
+    def alone(self) -> float:
+        """With devices and links to oneself."""
+        busy = max(self.kernels, self.wire) if self.overlaps else self.kernels + self.wire
+        return busy + self.tail
+
+
+class LaneTimes(NamedTuple):
+    """One lane of a step: on each stage, and from one stage to the next.
+
+    In seconds, or in what the backend's machine takes instead: `Work` on stages and an `Exchange` between them.
+    """
+
+    stages: tuple[Any, ...]
+    transfer: Any = 0.0
 
 
 class StepTimes(NamedTuple):

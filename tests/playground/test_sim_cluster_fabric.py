@@ -1,0 +1,99 @@
+"""Contention on ports against times worked out by hand. One unit is a second."""
+
+import pytest
+
+from playground.core import MAIN, Spec
+from playground.sim.backend import SimBackend
+from playground.sim.cluster import Cluster
+from playground.sim.collectives import Exchange
+from playground.sim.durations import LaneTimes, StepTimes, Work
+from playground.sim.fabric import Fabric
+from playground.sim.links import Link, Links
+from tests.playground.test_sim import completions, part, step, times
+
+LINKS = Links("x", Link(1.0, latency=0.0), devices_per_host=4, start=0.0)
+SHARED = Links("x", Link(1.0, latency=0.0, shared_by=4), devices_per_host=4, start=0.0)
+
+
+class Table:
+    """Lanes by step."""
+
+    def __init__(self, *rows) -> None:
+        self._rows = rows
+
+    def of(self, step) -> StepTimes:
+        row = self._rows[step.id]
+        lanes = row if isinstance(row, dict) else {MAIN: row}
+        return StepTimes(0.0, lanes)
+
+
+def backend(cluster, *rows, lockstep=False, lane_gain=0.0) -> SimBackend:
+    spec = Spec(blocks=9, stages=cluster.stages, ranks=cluster.replicas, lockstep=lockstep)
+    return SimBackend(spec, Table(*rows), build=Fabric(cluster, lane_gain))
+
+
+def launch(backend, *groups):
+    for id, group in enumerate(groups):
+        backend.launch(step(id, group=group))
+    return completions(backend)
+
+
+PIPE = LaneTimes((Work(1.0, 0.0), Work(1.0, 0.0)), Exchange(0.5, 4.0))
+
+
+def test_replicas_that_send_through_their_own_ports_do_not_feel_one_another():
+    dones = launch(backend(Cluster(LINKS, stages=2, replicas=2), PIPE, PIPE), 0, 1)
+    assert [done.stages for done in dones] == [((0.0, 1.0), (5.5, 6.5))] * 2
+
+
+def test_replicas_that_send_through_one_port_share_it():
+    """Both send 4 s from 1 on at half speed: 8 s, then half a second of latency in which the port is free."""
+    dones = launch(backend(Cluster(SHARED, stages=2, replicas=2), PIPE, PIPE), 0, 1)
+    assert [done.stages for done in dones] == [((0.0, 1.0), (9.5, 10.5))] * 2
+
+
+def test_a_transfer_that_comes_later_slows_one_that_is_under_way():
+    """1-3 alone (2 of 4 done), then halves: 3-7 done at 7; the other has 2 left, alone until 9."""
+    late = LaneTimes((Work(3.0, 0.0), Work(1.0, 0.0)), Exchange(0.0, 4.0))
+    early = LaneTimes((Work(1.0, 0.0), Work(1.0, 0.0)), Exchange(0.0, 4.0))
+    dones = launch(backend(Cluster(SHARED, stages=2, replicas=2), early, late), 0, 1)
+    assert [done.stages[1][0] for done in dones] == [7.0, 9.0]
+
+
+def test_latency_does_not_keep_the_next_transfer_waiting():
+    one = LaneTimes((Work(1.0, 0.0), Work(0.5, 0.0)), Exchange(10.0, 1.0))
+    dones = launch(backend(Cluster(LINKS, stages=2), one, one), 0, 0)
+    assert [done.stages[1] for done in dones] == [(12.0, 12.5), (13.0, 13.5)]
+
+
+def test_collectives_come_after_the_kernels_and_hold_the_stage():
+    row = LaneTimes((Work(2.0, 3.0),))
+    assert times(launch(backend(Cluster(LINKS, tp=2), row, row), 0, 0)) == [(0.0, 5.0), (5.0, 10.0)]
+
+
+def test_collectives_of_two_replicas_behind_one_switch_share_it():
+    """Kernels until 2 and 3. The first has the port until 3 (1 of 3 done), then half: done at 7; the other has 1 left."""
+    cluster = Cluster(SHARED, tp=2, replicas=2)
+    dones = launch(backend(cluster, LaneTimes((Work(2.0, 3.0),)), LaneTimes((Work(3.0, 3.0),))), 0, 1)
+    assert [done.finished for done in dones] == [7.0, 8.0]
+
+
+def test_one_lanes_collectives_run_under_the_other_lanes_kernels():
+    """Both lanes at half speed until 4 (2 done each); then a sends 4-7 and b has the device alone: 4-6, sends 6-..."""
+    row = {"a": LaneTimes((Work(2.0, 3.0),)), "b": LaneTimes((Work(4.0, 1.0),))}
+    machine = backend(Cluster(LINKS, tp=2), row)
+    machine.launch(step(0, part(0, lane="a"), part(1, lane="b")))
+    # At 6 a has sent 2 of 3; both at half speed: each has 1 left, both done at 8.
+    assert [(done.lane, done.finished) for done in completions(machine)] == [("a", 8.0), ("b", 8.0)]
+
+
+@pytest.mark.parametrize("work, ends", [(Work(4.0, 3.0, True, 0.5), 4.5), (Work(3.0, 4.0, True, 0.5), 4.5)])
+def test_what_overlaps_takes_as_long_as_the_longer_and_the_tail(work, ends):
+    assert work.alone == ends
+    assert times(launch(backend(Cluster(LINKS, tp=2), LaneTimes((work,))), 0)) == [(0.0, ends)]
+
+
+@pytest.mark.parametrize("work, ends", [(Work(4.0, 3.0), 7.0), (Work(4.0, 3.0, tail=1.0), 8.0)])
+def test_what_does_not_overlap_takes_the_sum(work, ends):
+    assert work.alone == ends
+    assert times(launch(backend(Cluster(LINKS, tp=2), LaneTimes((work,))), 0)) == [(0.0, ends)]
