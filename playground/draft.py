@@ -90,10 +90,19 @@ class Draft:
         """Sequences whose next token may be asked for now, in order of admission."""
         self.partial: list[Sequence] = []
         """Admitted sequences whose prompt (or recomputation) is not all asked for, in order of admission."""
-        for sequence in self.due:
-            (self.decoding if sequence.decoding else self.partial).append(sequence)
+        latest = self._latest
+        for sequence in rank.running.values():  # `_due` and `decoding`, spelled out: every step comes here
+            promised = sequence.promised
+            if promised < sequence.max_tokens and (sequence.step <= latest or promised == sequence.returned):
+                decodes = promised > 0 and sequence.length - sequence.launched == 1
+                (self.decoding if decodes else self.partial).append(sequence)
 
     # --- see
+
+    @property
+    def admitted(self) -> bool:
+        """Whether it let any sequence in."""
+        return bool(self._admitted)
 
     @property
     def slices(self) -> tuple[Slice, ...]:
@@ -156,7 +165,8 @@ class Draft:
     def blocks_owed(self) -> int:
         """Blocks that the admitted prompts will still need to be computed whole."""
         blocks_for = self.spec.blocks_for
-        return sum(blocks_for(s.length) - len(s.blocks) for s in self._rank.running.values() if not s.decoding)
+        prefilling = [s for s in self._rank.running.values() if not s.promised or s.length - s.launched != 1]
+        return sum([blocks_for(s.length) - len(s.blocks) for s in prefilling])
 
     @property
     def rows_in_flight(self) -> int:

@@ -60,9 +60,14 @@ class BlockPool:
         """`count` blocks of worthless content, each held once. `MemoryError` if there are not so many: ask first."""
         if count > self.free:
             raise MemoryError(f"{count} KV blocks wanted, {self.free} of {self.blocks} free")
-        taken = [self._take() for _ in range(count)]
+        blank, references = self._blank, self._references
+        if 0 < count <= len(blank):
+            taken = blank[: -count - 1 : -1]
+            del blank[-count:]
+        else:
+            taken = [self._take() for _ in range(count)]
         for block in taken:
-            self._references[block] = 1
+            references[block] = 1
         return taken
 
     def _take(self) -> int:

@@ -270,7 +270,7 @@ class Scheduler:
     def _launch(self, group: Group, drafts: list[Draft], now: float) -> Step:
         slices = tuple(chain.from_iterable([draft.slices for draft in drafts]))
         copies = tuple(chain.from_iterable([draft.copies for draft in drafts]))
-        starts = tuple(self._first_seen(group, slices))
+        starts = self._first_seen(group, drafts, slices)
         ends, group.ends = tuple(group.ends), []
         computing = {part.rank for part in slices} if self.spec.lockstep else ()
         dummies = tuple(rank.index for rank in group.ranks if rank.index not in computing) if computing else ()
@@ -295,12 +295,13 @@ class Scheduler:
             policy = type(self.policy).__name__
             raise ValueError(f"{policy} put {most} tokens into a step of at most {self.spec.max_tokens}")
 
-    def _first_seen(self, group: Group, slices: Iterable[Slice]) -> Iterable[Request]:
-        if not group.starts:
-            return
-        for part in slices:
-            if request := group.starts.pop(part.sequence, None):
-                yield request
+    def _first_seen(self, group: Group, drafts: list[Draft], slices: Iterable[Slice]) -> tuple[Request, ...]:
+        """Requests that no step named before. Only who was admitted now can be among them."""
+        if not any(draft.admitted for draft in drafts):
+            return ()
+        starts = group.starts
+        named = [part.sequence for part in slices if part.sequence in starts]
+        return tuple([starts.pop(id) for id in dict.fromkeys(named)])
 
     def _count_in(self, slices: Columns) -> None:
         sequences = map(self.sequences.__getitem__, slices.sequence)
@@ -317,17 +318,18 @@ class Scheduler:
         if len(self.ranks) > 1 or self.limit > 1 or copies:
             return 1
         draft = drafts[0]
-        if draft.preempted or draft.rejected or draft.sent or draft.wake_at < inf:
+        if draft.preempted or draft.rejected or draft.sent or draft.wake_at < inf or draft.tokens != len(slices):
             return 1
         lane = slices[0].lane
-        if any(part.length != 1 or not part.samples or part.drafted or part.lane != lane for part in slices):
-            return 1
+        for part in reversed(slices):  # who came last is the likeliest to prefill
+            if part.length != 1 or not part.samples or part.drafted or part.lane != lane:
+                return 1
         promised = self.policy.steady(draft)
         return 1 + self._ticks(slices, promised, group.ranks[0]) if promised > 0 else 1
 
     def _ticks(self, slices: tuple[Slice, ...], most: int, rank: Rank) -> int:
         sequences = [self.sequences[part.sequence] for part in slices]
-        most = min(most, min(sequence.max_tokens - sequence.promised for sequence in sequences))
+        most = min(most, min([sequence.max_tokens - sequence.promised for sequence in sequences]))
         return _ticks_that_fit(sequences, most, rank.pool.free, self.spec.block_size)
 
     # --- completions
@@ -360,28 +362,30 @@ class Scheduler:
         return group, flight
 
     def _commit_slices(self, step: Step, done: Done) -> None:
-        ended, tokens, one_lane = set(done.ended), done.tokens, len(step.lanes) == 1
+        ended, tokens, due, one_lane = set(done.ended), done.tokens, done.count, len(step.lanes) == 1
+        first = done.ticks[0] if done.ticks else done.finished
         for part, sequence in zip(step.slices, map(self.sequences.get, step.columns.sequence), strict=True):
-            if not one_lane and part.lane != done.lane:
+            id, _, index, start, length, samples, _, lane, drafted = part  # all at once: most of a commit is this loop
+            if not one_lane and lane != done.lane:
                 continue
             if sequence is None:
                 self._commit_late(part)
                 continue
             sequence.in_flight -= 1
-            if sequence.published < len(sequence.keys) and sequence.state is State.RUNNING:
-                self.ranks[part.rank].publish(sequence, part.start + part.length)
-            if part.samples:
-                count = len(tokens.get(part.sequence, ()))
-                if count != done.count or part.drafted:
+            if sequence.keys and sequence.published < len(sequence.keys) and sequence.state is State.RUNNING:
+                self.ranks[index].publish(sequence, start + length)
+            if samples:
+                count = len(tokens.get(id, ()))
+                if count != due or drafted:
                     self._take_off(sequence, part, done, count)
                 sequence.returned += count
                 if sequence.first_token is None:
-                    sequence.first_token = done.ticks[0] if done.ticks else done.finished
-            if part.sequence in ended:
-                self.ranks[part.rank].end(sequence)
+                    sequence.first_token = first
+            if id in ended:
+                self.ranks[index].end(sequence)
                 self._finish(sequence, done.finished, "finished")
-            if not sequence.in_flight and sequence.id in self.ranks[part.rank].limbo:
-                self.ranks[part.rank].settle(sequence)
+            if not sequence.in_flight and id in self.ranks[index].limbo:
+                self.ranks[index].settle(sequence)
 
     def _commit_late(self, part: Slice) -> None:
         """A slice of a sequence that ended meanwhile: its tokens are dropped, its blocks go with the last one."""
@@ -407,16 +411,16 @@ class Scheduler:
         sequences = [self.sequences[part.sequence] for part in step.slices]
         pool, size = self.ranks[step.slices[0].rank].pool, self.spec.block_size
         blocks: list[tuple[int, ...]] = [part.blocks for part in step.slices]
-        for _, place in _block_crossings(sequences, extra, size):
-            taken = pool.allocate(1)
-            sequences[place].blocks.extend(taken)
-            blocks[place] += tuple(taken)
+        crossings = _block_crossings(sequences, extra, size)
+        for (_, place), block in zip(crossings, pool.allocate(len(crossings)), strict=True):
+            sequences[place].blocks.append(block)
+            blocks[place] += (block,)
         for sequence in sequences:
             sequence.launched += extra
             sequence.promised += extra
             sequence.length += extra
-        slices = tuple(part._replace(blocks=more) for part, more in zip(step.slices, blocks, strict=True))
-        return replace(step, slices=slices)
+        columns = zip(*step.columns._replace(blocks=tuple(blocks)), strict=True)
+        return replace(step, slices=tuple(map(Slice._make, columns)))
 
     def _commit_copy(self, copy: Copy, now: float) -> None:
         rank = self.ranks[copy.rank]
@@ -447,7 +451,8 @@ def _block_crossings(sequences: list[Sequence], ticks: int, size: int) -> list[t
     crossings: list[tuple[int, int]] = []
     for place, sequence in enumerate(sequences):
         first = len(sequence.blocks) * size - sequence.launched
-        crossings.extend((tick, place) for tick in range(first, ticks, size))
+        if first < ticks:
+            crossings.extend([(tick, place) for tick in range(first, ticks, size)])
     crossings.sort()
     return crossings
 
@@ -459,6 +464,6 @@ def _blocks_after(sequences: list[Sequence], ticks: int, size: int) -> int:
 
 def _ticks_that_fit(sequences: list[Sequence], most: int, free: int, size: int) -> int:
     """The largest number of decodes of each sequence, up to `most`, that the free blocks allow."""
-    if _blocks_after(sequences, most, size) <= free:
+    if len(sequences) * (most // size + 1) <= free or _blocks_after(sequences, most, size) <= free:
         return most
     return bisect_right(range(most + 1), free, key=lambda ticks: _blocks_after(sequences, ticks, size)) - 1

@@ -7,14 +7,16 @@ It knows durations, not tensors: a sampled token is the number 0, and a sequence
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import compress
 from math import inf
+from operator import sub
 from typing import Any, NamedTuple, Protocol
 
 from simpy.core import Environment
 
-from playground.core import COPY_IN, COPY_OUT, Done, Request, Slice, Spec, Step
+from playground.core import COPY_IN, COPY_OUT, Columns, Done, Request, Spec, Step
 from playground.sim.durations import Durations, LaneTimes
 from playground.sim.processor import Finished, Processor
 
@@ -121,27 +123,25 @@ class SimBackend:
 
     def _complete(self, launched: _Launched, lane: str, times: list[tuple[float, float]]) -> None:
         step = launched.step
-        if len(step.lanes) == 1:
-            sampled = [part for part in step.slices if part.samples]
-        else:
-            sampled = [part for part in step.slices if part.samples and part.lane == lane]
+        slices = step.columns_of(lane)
         done = Done(
             step.id,
             lane,
             launched.launched,
             times[0][0],
             times[-1][1],
-            dict.fromkeys([part.sequence for part in sampled], _TOKEN),
-            self._ended(step.group, sampled),
+            dict.fromkeys(compress(slices.sequence, slices.samples), _TOKEN),
+            self._ended(step.group, slices),
             launched.host,
             stages=tuple(times) if len(times) > 1 else (),
         )
         self._ready.append((done, step))
 
-    def _ended(self, group: int, sampled: Iterable[Slice], ticks: int = 0) -> tuple[int, ...]:
+    def _ended(self, group: int, slices: Columns, ticks: int = 0) -> tuple[int, ...]:
         """Which sequences got their last token, so many repetitions later. A slice beyond that came too late."""
-        last = self._last[group]
-        return tuple([part.sequence for part in sampled if last.get(part.sequence) == part.start + part.length + ticks])
+        lasts = map(self._last[group].get, slices.sequence)
+        parts = zip(slices.sequence, lasts, slices.start, slices.length, slices.samples, strict=True)
+        return tuple([id for id, last, start, length, samples in parts if last == start + length + ticks and samples])
 
     # --- quiet stretches
 
@@ -153,8 +153,9 @@ class SimBackend:
         """
         if done.ended or self._ready:
             return done
-        last = self._last[step.group]
-        most = min(step.repeat, 1 + min(last[part.sequence] - part.start - part.length for part in step.slices))
+        slices = step.columns
+        lasts = map(self._last[step.group].__getitem__, slices.sequence)
+        most = min(step.repeat, min(map(sub, lasts, slices.start)))  # each of them one token long
         following = self._environment.peek()
         ticks = [done.finished]
         ticking = self._durations.ticks(step)
@@ -167,7 +168,7 @@ class SimBackend:
         count = len(ticks)
         if count == 1:
             return done
-        ended = self._ended(step.group, step.slices, count - 1)
+        ended = self._ended(step.group, slices, count - 1)
         self._advance(ticks[-1])
         tokens = dict.fromkeys(done.tokens, _TOKEN * count)
         return replace(done, finished=ticks[-1], count=count, ticks=tuple(ticks), tokens=tokens, ended=ended)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from playground.core import Slice, Step
+from playground.core import Columns, Slice, Step
 from playground.sim.cost import CostModel, Shape
 
 
@@ -31,11 +31,11 @@ class Work(NamedTuple):
 class LaneTimes(NamedTuple):
     """One lane of a step: on each stage, and from one stage to the next.
 
-    In seconds, or in what the backend's machine takes instead: `Work` on stages and an `Exchange` between them.
+    In seconds, or in what the backend's machine takes instead: `Work` on stages and bytes between them.
     """
 
     stages: tuple[Any, ...]
-    transfer: Any = 0.0
+    transfer: float = 0.0
 
 
 class StepTimes(NamedTuple):
@@ -64,14 +64,14 @@ class Modelled:
 
     def of(self, step: Step) -> StepTimes:
         if len(step.lanes) == 1 and not step.copies:
-            shapes = _shapes(step.slices)
+            shapes = _shapes(step.columns)
             return StepTimes(self._host(shapes), {step.lanes[0]: self._lane(shapes)})
         copied = dict.fromkeys([copy.lane for copy in step.copies])
         lanes = {
-            lane: self._copies(step, lane) if lane in copied else self._lane(_shapes(_in_lane(step.slices, lane)))
+            lane: self._copies(step, lane) if lane in copied else self._lane(_shapes(step.columns_of(lane)))
             for lane in step.lanes
         }
-        return StepTimes(self._host(_shapes(step.slices)), lanes)
+        return StepTimes(self._host(_shapes(step.columns)), lanes)
 
     def _copies(self, step: Step, lane: str) -> LaneTimes:
         """Every rank has a copy engine of its own."""
@@ -95,18 +95,18 @@ class Modelled:
         return max(map(self._cost.host, shapes), default=0.0)
 
     def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
-        cost, shape = self._cost, Shape.of(step.slices)
+        cost, shape = self._cost, Shape.of_columns(step.columns)
         while True:
             shape = shape.tick()
             yield cost.host(shape), cost.stage(shape, 0).device_time
 
 
-def _in_lane(slices: Iterable[Slice], lane: str) -> Iterator[Slice]:
-    return (part for part in slices if part.lane == lane)
-
-
-def _shapes(slices: Iterable[Slice]) -> list[Shape]:
+def _shapes(slices: Columns) -> list[Shape]:
+    """One a rank, in order of first use."""
+    ranks = slices.rank
+    if ranks and ranks.count(ranks[0]) == len(ranks):
+        return [Shape.of_columns(slices)]
     by_rank: dict[int, list[Slice]] = {}
-    for part in slices:
+    for part in map(Slice._make, zip(*slices, strict=True)):
         by_rank.setdefault(part.rank, []).append(part)
     return [Shape.of(slices) for slices in by_rank.values()]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from playground.core import Slice
+from playground.core import Columns, Slice
+
+_new = tuple.__new__
+"""`_replace` at a fifth of its cost: simulated decodes tick millions of times."""
 
 
 class Shape(NamedTuple):
@@ -62,10 +65,32 @@ class Shape(NamedTuple):
             tuple(chunks),
         )
 
+    @classmethod
+    def of_columns(cls, slices: Columns) -> Shape:
+        """As `of`: decodes are summed by column, only prefills are looked at one by one."""
+        starts, lengths = slices.start, slices.length
+        decodes = lengths.count(1)
+        chunks: tuple[tuple[int, int], ...] = ()
+        decoding: Sequence[int] = starts
+        if decodes < len(lengths):
+            pairs = list(zip(starts, lengths, strict=True))
+            chunks = tuple([pair for pair in pairs if pair[1] != 1])
+            decoding = [start for start, length in pairs if length == 1]
+        return cls(
+            sum(lengths),
+            len(lengths),
+            slices.samples.count(True),
+            decodes,
+            sum(decoding) + decodes,
+            max(decoding) + 1 if decodes else 0,
+            sum([length * start + (length * (length + 1) >> 1) for start, length in chunks]),
+            sum([start + length for start, length in chunks]),
+            chunks,
+        )
+
     def tick(self, ticks: int = 1) -> Shape:
         """The same decodes so many steps later: every context has grown by one token a step."""
         if self.tokens != self.decodes:
             raise ValueError(f"only decodes tick: this shape has {self.prefill_tokens} prefill tokens")
-        return self._replace(
-            decode_context=self.decode_context + ticks * self.decodes, decode_longest=self.decode_longest + ticks
-        )
+        context, longest = self.decode_context + ticks * self.decodes, self.decode_longest + ticks
+        return _new(Shape, (*self[:4], context, longest, *self[6:]))
