@@ -32,6 +32,7 @@ from omegaconf.errors import (
 from experiments.overrides import did_you_mean, parameters
 from experiments.settings import SettingError
 from playground.loop import Stuck
+from playground.sim.cost.tables import BeyondTable
 from playground.workload.errors import WorkloadError
 
 ROOT = Path(__file__).parents[1]
@@ -249,4 +250,5 @@ _TELLERS: dict[type[BaseException], Callable[..., str]] = {
     OmegaConfBaseException: _omegaconf,
     HydraException: str,
     Stuck: _stuck,
+    BeyondTable: lambda error: f"backend.{error}",
 }

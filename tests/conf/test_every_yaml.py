@@ -18,6 +18,8 @@ EXPERIMENTS = [option for option in OPTIONS if option.startswith("experiment/")]
 NEEDS = {
     "backend/engine": ["model=tiny", "kv.blocks=100"],
     "backend/costed": ["model=tiny", "kv.blocks=100"],
+    "backend/cost/profiled": ["device=rtx4090"],
+    "backend/cost/vidur": ["model=codellama-34b", "device=a100_80", "parallel=tp2"],
     "model/llama-2-70b": ["parallel=tp4"],
     "model/llama-3.1-70b": ["parallel=tp4"],
     "model/qwen2.5-72b": ["parallel=tp4"],

@@ -5,7 +5,9 @@ Arithmetic only, in closed form: no clock, no queue, no state. Formulas, sources
 
 from playground.sim.cost.linear import Linear
 from playground.sim.cost.model import IDLE, Cost, CostModel
+from playground.sim.cost.profiled import Profiled
 from playground.sim.cost.roofline import ATTENTION_TILE, Roofline
 from playground.sim.cost.shape import Shape
+from playground.sim.cost.vidur import Vidur
 
-__all__ = ["ATTENTION_TILE", "IDLE", "Cost", "CostModel", "Linear", "Roofline", "Shape"]
+__all__ = ["ATTENTION_TILE", "IDLE", "Cost", "CostModel", "Linear", "Profiled", "Roofline", "Shape", "Vidur"]

@@ -1,0 +1,1 @@
+"""Other people's simulators, and ours on their inputs."""
