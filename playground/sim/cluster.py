@@ -40,14 +40,15 @@ class Cluster:
 
     def __post_init__(self) -> None:
         keep = object.__setattr__  # frozen: the one way to store what is derived once
-        keep(self, "tensor", Team.of(self.links, self.tp, "parallel.tp"))
+        option = f"parallel.tp={self.tp}"
+        keep(self, "tensor", Team.of(self.links, self.tp, option))
         together = self.tp * self.replicas if self.lockstep else self.tp
-        name = "parallel.tp*replicas" if self.lockstep else "parallel.tp"
-        keep(self, "ranks", Team.of(self.links, together, name))
+        option += f", parallel.replicas={self.replicas}" if self.lockstep else ""
+        keep(self, "ranks", Team.of(self.links, together, option))
         if self.links.across is None and any(self.crosses(0, stage) for stage in range(self.stages - 1)):
             raise ValueError(
-                f"parallel.stages={self.stages} of {together} devices need more than one host of "
-                f"{self.links.devices_per_host} and links={self.links.name} has no link between hosts: lower it, or "
+                f"parallel.stages={self.stages}: stages of {together} devices need more than one host of "
+                f"{self.links.devices_per_host}, and links={self.links.name} has no link between hosts: lower it, or "
                 "choose links with one (links.across)"
             )
 

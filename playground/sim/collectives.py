@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import NamedTuple
 
-from playground.sim.links import Links
+from playground.sim.links import ISLAND, Links
 
 TREE_EFFICIENCY = 0.92
 """Of the bandwidth of a ring: NCCL's factor for its trees."""
@@ -49,23 +49,23 @@ class Team:
 
     @classmethod
     def of(cls, links: Links, ranks: int, option: str) -> Team:
-        """Of neighbouring devices; `option` is whose number an error should name."""
+        """Of neighbouring devices; `option` says in an error where the number comes from."""
         size = links.devices_per_host
         if ranks <= size:
-            if size % ranks and size < 1 << 20:
+            if size % ranks and size < ISLAND:
                 raise ValueError(
-                    f"{option}={ranks} must divide links.devices_per_host={size}, or be a multiple of it: "
+                    f"{option}: {ranks} devices must divide links.devices_per_host={size}, or be a multiple of it: "
                     "each host must hold equally many"
                 )
             return cls(links, 1, ranks)
         if ranks % size:
             raise ValueError(
-                f"{option}={ranks} must be a multiple of links.devices_per_host={size}: "
+                f"{option}: {ranks} devices must be a multiple of links.devices_per_host={size}: "
                 "each host must hold equally many"
             )
         if links.across is None:
             raise ValueError(
-                f"{option}={ranks} needs more than one host of {size} devices and links={links.name} has no link "
+                f"{option}: {ranks} devices need more than one host of {size}, and links={links.name} has no link "
                 "between hosts: lower it, or choose links with one (links.across)"
             )
         return cls(links, ranks // size, size)

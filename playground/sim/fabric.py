@@ -7,7 +7,9 @@ what is sent; `cluster` says who sends through which port.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from simpy.core import Environment
@@ -37,22 +39,23 @@ class Ports:
 class Route:
     """From one stage to the next: latency, and time on a port that others may use as well.
 
-    Transfers of one lane arrive in the order in which they were sent.
+    Transfers of one lane arrive in the order in which they were sent. `send` says what so many bytes take.
     """
 
-    def __init__(self, environment: Environment, port: Processor, name: str) -> None:
+    def __init__(self, environment: Environment, port: Processor, name: str, send: Callable[[float], Exchange]) -> None:
         self._environment = environment
         self._port = port
         self._name = name
+        self._send = send
 
-    def submit(self, lane: str, work: Any, finished: Finished) -> None:
-        """Carry an `Exchange`."""
-        assert isinstance(work, Exchange)
+    def submit(self, lane: str, work: float, finished: Finished) -> None:
+        """Carry `work` bytes."""
+        latency, wire = self._send(work)
 
         def sent(started: float, ended: float) -> None:
-            _after(self._environment, work.latency, lambda: finished(started, ended + work.latency))
+            _after(self._environment, latency, lambda: finished(started, ended + latency))
 
-        self._port.submit(f"{self._name} {lane}", work.wire, sent)
+        self._port.submit(f"{self._name} {lane}", wire, sent)
 
 
 @dataclass(slots=True)
@@ -131,7 +134,8 @@ class Fabric:
             return StageDevices(environment, Processor(environment, self.lane_gain), port, f"{group}.{stage}")
 
         def route(group: int, stage: int) -> Route:
-            return Route(environment, ports.at(self.cluster.send_port(group, stage)), f"{group}.{stage} send")
+            port = ports.at(self.cluster.send_port(group, stage))
+            return Route(environment, port, f"{group}.{stage} send", partial(self.cluster.send, group, stage))
 
         groups = range(len(spec.groups))
         return Machine(

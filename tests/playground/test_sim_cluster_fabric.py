@@ -1,18 +1,19 @@
 """Contention on ports against times worked out by hand. One unit is a second."""
 
+from dataclasses import replace
+
 import pytest
 
 from playground.core import MAIN, Spec
 from playground.sim.backend import SimBackend
 from playground.sim.cluster import Cluster
-from playground.sim.collectives import Exchange
 from playground.sim.durations import LaneTimes, StepTimes, Work
 from playground.sim.fabric import Fabric
 from playground.sim.links import Link, Links
 from tests.playground.test_sim import completions, part, step, times
 
-LINKS = Links("x", Link(1.0, latency=0.0), devices_per_host=4, start=0.0)
-SHARED = Links("x", Link(1.0, latency=0.0, shared_by=4), devices_per_host=4, start=0.0)
+LINKS = Links("x", Link(1.0, latency=0.25), devices_per_host=4, start=0.25)
+SHARED = Links("x", Link(1.0, latency=0.25, shared_by=4), devices_per_host=4, start=0.25)
 
 
 class Table:
@@ -38,7 +39,7 @@ def launch(backend, *groups):
     return completions(backend)
 
 
-PIPE = LaneTimes((Work(1.0, 0.0), Work(1.0, 0.0)), Exchange(0.5, 4.0))
+PIPE = LaneTimes((Work(1.0, 0.0), Work(1.0, 0.0)), 4.0)
 
 
 def test_replicas_that_send_through_their_own_ports_do_not_feel_one_another():
@@ -53,17 +54,18 @@ def test_replicas_that_send_through_one_port_share_it():
 
 
 def test_a_transfer_that_comes_later_slows_one_that_is_under_way():
-    """1-3 alone (2 of 4 done), then halves: 3-7 done at 7; the other has 2 left, alone until 9."""
-    late = LaneTimes((Work(3.0, 0.0), Work(1.0, 0.0)), Exchange(0.0, 4.0))
-    early = LaneTimes((Work(1.0, 0.0), Work(1.0, 0.0)), Exchange(0.0, 4.0))
+    """1-3 alone (2 of 4 done), then halves: done at 7; the other has 2 left, alone until 9. Latency comes after."""
+    late = LaneTimes((Work(3.0, 0.0), Work(1.0, 0.0)), 4.0)
+    early = LaneTimes((Work(1.0, 0.0), Work(1.0, 0.0)), 4.0)
     dones = launch(backend(Cluster(SHARED, stages=2, replicas=2), early, late), 0, 1)
-    assert [done.stages[1][0] for done in dones] == [7.0, 9.0]
+    assert [done.stages[1][0] for done in dones] == [7.5, 9.5]
 
 
 def test_latency_does_not_keep_the_next_transfer_waiting():
-    one = LaneTimes((Work(1.0, 0.0), Work(0.5, 0.0)), Exchange(10.0, 1.0))
-    dones = launch(backend(Cluster(LINKS, stages=2), one, one), 0, 0)
-    assert [done.stages[1] for done in dones] == [(12.0, 12.5), (13.0, 13.5)]
+    one = LaneTimes((Work(1.0, 0.0), Work(0.5, 0.0)), 1.0)
+    far = replace(LINKS, start=10.0)
+    dones = launch(backend(Cluster(far, stages=2), one, one), 0, 0)
+    assert [done.stages[1] for done in dones] == [(12.25, 12.75), (13.25, 13.75)]
 
 
 def test_collectives_come_after_the_kernels_and_hold_the_stage():
@@ -72,7 +74,7 @@ def test_collectives_come_after_the_kernels_and_hold_the_stage():
 
 
 def test_collectives_of_two_replicas_behind_one_switch_share_it():
-    """Kernels until 2 and 3. The first has the port until 3 (1 of 3 done), then half: done at 7; the other has 1 left."""
+    """Kernels until 2 and 3. The first has the port until 3 (1 of 3 sent), then half: 7. The other has 1 left: 8."""
     cluster = Cluster(SHARED, tp=2, replicas=2)
     dones = launch(backend(cluster, LaneTimes((Work(2.0, 3.0),)), LaneTimes((Work(3.0, 3.0),))), 0, 1)
     assert [done.finished for done in dones] == [7.0, 8.0]

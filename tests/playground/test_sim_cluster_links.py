@@ -17,7 +17,7 @@ PCIE = replace(ONE, direct=False)
 
 
 def team(ranks, links=TWO, **options) -> Team:
-    return Team.of(replace(links, **options), ranks, "parallel.tp")
+    return Team.of(replace(links, **options), ranks, "parallel.tp=9")
 
 
 def test_a_ring_moves_nearly_twice_the_data_in_nearly_twice_as_many_hops_as_there_are_ranks():
@@ -134,11 +134,11 @@ def test_a_stage_of_a_lockstep_group_lies_together():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"tp": 3}, r"parallel.tp=3 must divide links.devices_per_host=4"),
-        ({"tp": 6}, r"parallel.tp=6 must be a multiple of links.devices_per_host=4"),
-        ({"tp": 8}, r"parallel.tp=8 needs more than one host of 4 devices and links=one has no link between hosts"),
-        ({"replicas": 8, "lockstep": True}, r"parallel.tp\*replicas=8 needs more than one host"),
-        ({"stages": 5}, r"parallel.stages=5 .* links=one has no link between hosts"),
+        ({"tp": 3}, r"parallel.tp=3: 3 devices must divide links.devices_per_host=4"),
+        ({"tp": 6}, r"parallel.tp=6: 6 devices must be a multiple of links.devices_per_host=4"),
+        ({"tp": 8}, r"parallel.tp=8: 8 devices need more than one host of 4, and links=one has no link between hosts"),
+        ({"replicas": 8, "lockstep": True}, r"parallel.tp=1, parallel.replicas=8: 8 devices need more than one host"),
+        ({"stages": 5}, r"parallel.stages=5: .* links=one has no link between hosts"),
     ],
 )
 def test_what_does_not_fit_a_host_says_so(options, message):
