@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.build import Plan, Simulated
 from experiments.settings import SettingError
@@ -31,6 +31,7 @@ class Engine:
     kernels: Mapping[str, str] | None = None
     cuda_graphs: bool = True
     gpu_memory_utilization: float = 0.9
+    real_time: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.gpu_memory_utilization <= 1:

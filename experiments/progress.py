@@ -1,10 +1,11 @@
-"""How far a run is, on stderr: a bar on a terminal, a line now and then elsewhere. Changes nothing of the run."""
+"""How far a run or a sweep is, on stderr: a bar on a terminal, a line now and then elsewhere. Changes nothing of it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from threading import Event as Signal
 from threading import Thread
 from time import monotonic
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from playground.workload.source import Event, Source
 
@@ -25,6 +27,10 @@ class Meter(Protocol):
     def update(self, done: int, total: int | None, now: float) -> None:
         """So many requests ended, at this time of the run (seconds)."""
         ...
+
+
+Shown = Callable[[str], AbstractContextManager[Meter]]
+"""Makes the meter of a run from its title."""
 
 
 class Watched:
@@ -107,6 +113,118 @@ class Lines:
         self._due = clock + LINE_EVERY
         of = f" of {total:,}" if total is not None else ""
         print(f"{self._title}: {done:,}{of} requests, {now:.1f} s of the run", file=sys.stderr, flush=True)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Where a sweep stands: points that are over, those that failed, the share (0 to 1) that is done of the running."""
+
+    titles: Mapping[int, str]
+    over: int = 0
+    """Before this process began and since."""
+    failed: list[str] = field(default_factory=list)
+    shares: dict[int, float] = field(default_factory=dict)
+    _ended: int = 0
+    _began: float = field(default_factory=monotonic)
+
+    @property
+    def total(self) -> int:
+        return len(self.titles)
+
+    def start(self, number: int) -> None:
+        self.shares[number] = 0.0
+
+    def share(self, number: int, share: float) -> None:
+        self.shares[number] = share
+
+    def end(self, number: int, failed: bool) -> None:
+        del self.shares[number]
+        self.over += 1
+        self._ended += 1
+        if failed:
+            self.failed.append(self.titles[number])
+
+    def left(self, now: float) -> float | None:
+        """Seconds until all are over, at the pace so far; None while there is none."""
+        done = self._ended + sum(self.shares.values())
+        return (now - self._began) * (self.total - self.over - sum(self.shares.values())) / done if done else None
+
+    def told(self) -> str:
+        """`1 failed (rate=2), about 14 s left`"""
+        failed = f", {len(self.failed)} failed ({_some(self.failed)})" if self.failed else ""
+        left = self.left(monotonic())
+        return failed + (f", about {_duration(left)} left" if left is not None else "")
+
+
+class SweepMeter(Protocol):
+    def show(self, tally: Tally) -> None: ...
+
+    def say(self, line: str) -> None:
+        """Print a line without disturbing what is shown."""
+        ...
+
+
+@contextmanager
+def sweep_meter() -> Iterator[SweepMeter]:
+    """One display for all points of a sweep."""
+    if not sys.stderr.isatty():
+        yield SweepLines()
+        return
+    # Refreshed by hand: a thread of its own would be forked along with the processes of the points.
+    with Progress(*_SWEEP_COLUMNS, console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
+        yield SweepBar(progress)
+
+
+class SweepBar:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("sweep", total=None, told="", running="")
+
+    def show(self, tally: Tally) -> None:
+        running = [f"{tally.titles[number]} {share:.0%}" for number, share in tally.shares.items()]
+        done = tally.over + sum(tally.shares.values())
+        self._progress.update(
+            self._task, completed=done, total=tally.total, told=f"{tally.over}/{tally.total} points{tally.told()}",
+            running=_some(running),
+        )  # fmt: skip
+        self._progress.refresh()
+
+    def say(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False)
+
+
+class SweepLines:
+    def __init__(self) -> None:
+        self._due = monotonic() + PATIENCE
+
+    def show(self, tally: Tally) -> None:
+        if (clock := monotonic()) < self._due:
+            return
+        self._due = clock + LINE_EVERY
+        self.say(f"sweep: {tally.over} of {tally.total} points{tally.told()}")
+
+    def say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _some(names: list[str]) -> str:
+    """The first few."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+_SWEEP_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    TextColumn("{task.fields[told]}"),
+    TextColumn("[dim]{task.fields[running]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+)
 
 
 def _progress() -> Progress:

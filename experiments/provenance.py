@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def facts() -> dict[str, Any]:
         "platform": platform.platform(),
         "host": platform.node(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
-        "revision": _revision(),
+        "revision": revision(),
     }
 
 
@@ -43,8 +44,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _revision() -> dict[str, Any] | None:
-    """Commit, and whether files differ from it; None outside a checkout."""
+@cache
+def revision() -> dict[str, Any] | None:
+    """Commit, and whether files differ from it; None outside a checkout. As it was when first asked: code once loaded
+    stays as it is."""
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
         return None

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
@@ -24,23 +25,23 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from analysis.metrics import Summary, load, summarize
-from experiments import overrides, plugins, provenance, report, settings
+from experiments import launcher, overrides, plugins, provenance, report, settings
 from experiments.build import Parts, Study, build, make
 from experiments.errors import BUG, MEND, Told, tell
 from experiments.logger import Finished, Logger
-from experiments.progress import Watched, meter
+from experiments.points import PROBLEM
+from experiments.progress import Meter, Shown, Watched, meter
 from experiments.settings import SettingError, Settings
+from experiments.workers import Terminated
 from playground.loop import serve
 from playground.trace import SCHEMAS, Trace, read
 
 SHOW_ALL = os.environ.get("HYDRA_FULL_ERROR") == "1"
-PROBLEM = "error.txt"
-"""In the folder of a run that could not be: why, in one line; of a bug with its frames."""
 TRACES = ("run.json", *(f"{table}.{kind}" for table in SCHEMAS for kind in ("parquet", "arrows")))
 """What only a run leaves."""
 
 
-def execute(config: DictConfig, title: str = "") -> Summary:
+def execute(config: DictConfig, title: str = "", shown: Shown = meter) -> Summary:
     """One run, from its configuration to its folder; the summary."""
     wanted = settings.read(config)
     run_dir = _run_dir(wanted)
@@ -49,7 +50,7 @@ def execute(config: DictConfig, title: str = "") -> Summary:
         _claim(run_dir)
         _describe(run_dir, config, parts)
         _tell_cap(wanted, parts)
-        _serve(run_dir, parts, title or run_dir.name)
+        _serve(run_dir, parts, shown(title or run_dir.name))
     finally:
         parts.backend.close()
     return _conclude(run_dir, config, wanted, parts)
@@ -113,12 +114,12 @@ def _tell_cap(wanted: Settings, parts: Parts) -> None:
         print(f"note: kv.blocks={blocks} is more than fits: the pool has {fitting} blocks", file=sys.stderr)
 
 
-def _serve(run_dir: Path, parts: Parts, title: str) -> None:
+def _serve(run_dir: Path, parts: Parts, shown: AbstractContextManager[Meter]) -> None:
     wall, cpu = perf_counter(), process_time()
     ended = "failed"
     try:
-        with Trace(run_dir) as trace, meter(title) as shown:
-            serve(Watched(parts.source, shown), parts.scheduler, parts.backend, trace)
+        with Trace(run_dir) as trace, shown as watcher:
+            serve(Watched(parts.source, watcher), parts.scheduler, parts.backend, trace)
         ended = "completed"
     except KeyboardInterrupt:
         ended = "interrupted"
@@ -203,13 +204,13 @@ def _plot(tables: Mapping[str, Any], folder: Path) -> None:
         raise SettingError(f"plots=true needs matplotlib: pip install -e '.[report]' ({error})") from error
 
 
-def job(config: DictConfig) -> Summary | None:
+def job(config: DictConfig, shown: Shown = meter) -> Summary | None:
     """What Hydra calls: once, or once for each job of a sweep."""
     context = HydraConfig.get()
     given = overrides.as_given(context.overrides.task)
     overrides.retarget(config, given)
     if context.mode == RunMode.MULTIRUN:
-        return _sweep_job(config, context)
+        return _sweep_job(config, context, shown)
     if config.study is not None:
         study = make("study", _container(config)["study"], Study)
         report.for_programs(study.run(Path(config.run_dir), given))
@@ -225,10 +226,10 @@ def job(config: DictConfig) -> Summary | None:
     return summary
 
 
-def _sweep_job(config: DictConfig, context: HydraConf) -> Summary | None:
+def _sweep_job(config: DictConfig, context: HydraConf, shown: Shown) -> Summary | None:
     """A job that cannot run must not take the others with it: the table at the end will tell."""
     try:
-        return execute(config, _job_title(context))
+        return execute(config, _job_title(context), shown)
     except Exception as error:  # noqa: BLE001
         _note_problem(context, error)
         return None
@@ -247,14 +248,17 @@ def _note_problem(context: HydraConf, error: Exception) -> None:
         (folder / PROBLEM).write_text(f"{tell(error)}\n", encoding="utf-8")
 
 
-@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
-def _app(config: DictConfig) -> None:
+def front(config: DictConfig, shown: Shown = meter) -> None:
+    """The job as a sweep's processes find it: by its name."""
     try:
-        job(config)
+        job(config, shown)
     except Exception as error:  # noqa: BLE001
         # Told here and not in main: on its way there Hydra would add lines of its own.
         _note_problem(HydraConfig.get(), error)
         _give_up(error)
+
+
+_app = hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(front)
 
 
 def main() -> None:
@@ -262,22 +266,20 @@ def main() -> None:
     settings.register()
     plugins.register()
     overrides.register()
+    launcher.register()
     before = signal(SIGTERM, _terminate)
     # The console script, unlike `python -m`, would not find a user's module in the folder that it is called from.
     sys.path.append(os.getcwd())
     try:
-        overrides.completing(_compose_and_run, overrides.in_order(sys.argv[1:]))
+        overrides.completing(_compose_and_run, launcher.in_folder(overrides.in_order(sys.argv[1:])))
     except KeyboardInterrupt as interrupt:
-        print("interrupted: what was traced until then is in the run folder", file=sys.stderr)
+        told = interrupt.args[0] if interrupt.args else "what was traced until then is in the run folder"
+        print(f"interrupted: {told}", file=sys.stderr)
         sys.exit(143 if isinstance(interrupt, Terminated) else 130)
     except Exception as error:  # noqa: BLE001
         _give_up(error)
     finally:
         signal(SIGTERM, before)
-
-
-class Terminated(KeyboardInterrupt):
-    """By SIGTERM: a run that a scheduler ends is closed like one that a person ends."""
 
 
 def _terminate(*_: object) -> NoReturn:
@@ -306,7 +308,7 @@ def _give_up(error: Exception) -> NoReturn:
 
 def _before_our_time(error: Exception) -> str | None:
     """An error of Hydra's, before any of our code ran, is about what the user asked it for."""
-    if any(frame.name == _app.__name__ for frame in extract_tb(error.__traceback__)):
+    if any(frame.name == front.__name__ for frame in extract_tb(error.__traceback__)):
         return None
     if isinstance(error, OSError):
         return f"hydra.run.dir={error.filename}: {error.strerror}; choose a folder that you may write to"
