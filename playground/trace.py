@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 from playground.core import Columns, Done, Request, Step
 from playground.scheduler import Ended, Event, Group
 
-FLUSH_SECONDS = 5.0
-"""On the run's own clock: of a killed engine no more is lost, and a simulation hardly notices."""
+FLUSH_SECONDS, FLUSH_SHARE = 5.0, 0.05
+"""Rows are flushed after so many seconds on the run's own clock, or that share of the run where it is more: of a killed
+engine no more is lost, and a simulation, whose hours pass in seconds, does not spend them on tiny batches."""
 
 VERSION = 1
 """Of the schemas below: raised when a column changes its meaning or goes."""
@@ -126,6 +127,10 @@ SCHEMAS = {
 }
 
 
+_BUFFER = 1 << 18
+"""Bytes of a batch that go to the file at once."""
+
+
 class _Table:
     """Rows of one schema on their way to a file."""
 
@@ -134,8 +139,9 @@ class _Table:
         self.rows: list[tuple[Any, ...]] = []
         self.stream = folder / f"{name}.arrows"
         self.file = folder / f"{name}.parquet"
-        self._sink = pa.OSFile(str(self.stream), "wb")
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        self._sink = pa.BufferedOutputStream(pa.OSFile(str(self.stream), "wb"), _BUFFER)
+        # Batches are small: to write one with threads, or in a write for each buffer, takes longer than to make it.
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         self._writer = pa.ipc.new_stream(self._sink, self.schema, options=options)
 
     def flush(self) -> None:
@@ -204,7 +210,7 @@ def _batches(stream: Path) -> Iterator[pa.RecordBatch]:
     """The whole batches of a stream; a killed run's last one may be cut off."""
     with pa.OSFile(str(stream), "rb") as source:
         try:
-            reader = pa.ipc.open_stream(source)
+            reader = pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False))
             yield from reader
         except (pa.ArrowInvalid, OSError):
             return
@@ -222,7 +228,7 @@ class Trace:
         self._lanes_left: dict[int, int] = {}
         self._preempted: dict[int, int] = {}
         self._looks = 0
-        self._flushed = 0.0
+        self._flush_at = FLUSH_SECONDS
         self._closed = False
 
     def __enter__(self) -> Trace:
@@ -254,12 +260,12 @@ class Trace:
         self._tables["looks"].rows.append((now, commits))
 
     def launched(self, step: Step, group: Group) -> None:
-        ranks = group.ranks
+        ranks, preempted = group.ranks, self._preempted
         self._open[step.id] = (
-            sum(len(rank.waiting) for rank in ranks),
-            sum(len(rank.running) for rank in ranks),
-            sum(rank.pool.free for rank in ranks),
-            sum(self._preempted.pop(rank.index, 0) for rank in ranks),
+            sum([len(rank.waiting) for rank in ranks]),
+            sum([len(rank.running) for rank in ranks]),
+            sum([rank.pool.free for rank in ranks]),
+            sum([preempted.pop(rank.index, 0) for rank in ranks]) if preempted else 0,
         )
         self._lanes_left[step.id] = len(step.lanes)
         if step.repeat == 1:
@@ -278,9 +284,9 @@ class Trace:
             del self._open[step.id], self._lanes_left[step.id]
         rows = self._tables["steps"].rows
         rows.append(_step_row(done, step, queues))
-        if len(rows) >= self._flush_every or done.finished >= self._flushed + FLUSH_SECONDS:
+        if len(rows) >= self._flush_every or done.finished >= self._flush_at:
             self.flush()
-            self._flushed = done.finished
+            self._flush_at = done.finished + max(FLUSH_SECONDS, FLUSH_SHARE * done.finished)
 
     def happened(self, event: Event) -> None:
         if event.kind in ("recompute", "swap"):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import compress
+from itertools import compress, islice
 from math import inf
 from operator import sub
 from typing import Any, NamedTuple, Protocol
@@ -157,11 +156,11 @@ class SimBackend:
         lasts = map(self._last[step.group].__getitem__, slices.sequence)
         most = min(step.repeat, min(map(sub, lasts, slices.start)))  # each of them one token long
         following = self._environment.peek()
-        ticks = [done.finished]
-        ticking = self._durations.ticks(step)
-        while len(ticks) < most:
-            host, work = next(ticking)
-            finish = ticks[-1] + host + work
+        finish = done.finished
+        ticks = [finish]
+        for host, work in islice(self._durations.ticks(step), most - 1):
+            finish += host
+            finish += work
             if finish > until or finish >= following:
                 break
             ticks.append(finish)
@@ -171,7 +170,18 @@ class SimBackend:
         ended = self._ended(step.group, slices, count - 1)
         self._advance(ticks[-1])
         tokens = dict.fromkeys(done.tokens, _TOKEN * count)
-        return replace(done, finished=ticks[-1], count=count, ticks=tuple(ticks), tokens=tokens, ended=ended)
+        return Done(
+            done.step,
+            done.lane,
+            done.launched,
+            done.started,
+            ticks[-1],
+            tokens,
+            ended,
+            done.host,
+            count,
+            tuple(ticks),
+        )
 
 
 class _Journey:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from playground.core import Columns, Slice, Step
 from playground.sim.cost import CostModel, Shape
@@ -55,11 +56,22 @@ class Durations(Protocol):
         ...
 
 
+@runtime_checkable
+class Ticking(Protocol):
+    """A cost model that tells at a fraction of the time what decodes cost while nothing but their contexts grows."""
+
+    def ticking(self, shape: Shape) -> Iterator[float]:
+        """`device_time` on the only stage of `shape.tick(1)`, `shape.tick(2)` and so on without end, to the last bit
+        what `stage` says of each; `host` must not depend on contexts."""
+        ...
+
+
 class Modelled:
     """Durations that a cost model predicts. A lockstep group takes as long as its slowest rank."""
 
     def __init__(self, cost: CostModel, stages: int = 1) -> None:
         self._cost = cost
+        self._ticking = cost.ticking if isinstance(cost, Ticking) else None
         self._stages = range(stages)
 
     def of(self, step: Step) -> StepTimes:
@@ -96,6 +108,12 @@ class Modelled:
 
     def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
         cost, shape = self._cost, Shape.of_columns(step.columns)
+        if self._ticking:
+            return zip(repeat(cost.host(shape)), self._ticking(shape))
+        return self._ticks(shape)
+
+    def _ticks(self, shape: Shape) -> Iterator[tuple[float, float]]:
+        cost = self._cost
         while True:
             shape = shape.tick()
             yield cost.host(shape), cost.stage(shape, 0).device_time

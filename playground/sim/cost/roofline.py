@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import hypot
 from typing import NamedTuple
@@ -126,6 +126,26 @@ class Roofline:
             communication += one.gather * sampled
         graph = tokens == decodes <= self.graph_rows
         return Cost(compute, memory, kernels, communication, self.device.graph_launch if graph else one.eager)
+
+    def ticking(self, shape: Shape) -> Iterator[float]:
+        """What `stage` says of stage 0 and `shape.tick(1)`, `shape.tick(2)`, ...: only what decodes read changes."""
+        one, skew, decodes = self._stages[0], self.skew, shape.decodes
+        fixed = self.stage(shape._replace(decode_context=0, decode_longest=0), 0)
+        tile = self.device.gemm_tile
+        linear = one.linear_compute * (decodes if decodes <= tile else -(-decodes // tile) * tile)
+        before = one.latency + hypot(linear, one.linear_memory) + one.activation * decodes
+        after = 0.0
+        if shape.sampled and one.head_memory:
+            head = one.head_compute * (shape.sampled if shape.sampled <= tile else -(-shape.sampled // tile) * tile)
+            after = hypot(head, one.head_memory) + one.logits * shape.sampled
+        rounding, each = ATTENTION_TILE * decodes, max(one.decode_compute, one.decode_memory)
+        context, longest = shape.decode_context, shape.decode_longest
+        host, communication = fixed.host, fixed.communication
+        while True:
+            context += decodes
+            longest += 1
+            kernels = before + each * (context + skew * (decodes * longest - context) + rounding) + after
+            yield (kernels if kernels > host else host) + communication
 
     def host(self, shape: Shape) -> float:
         return self.host_base + self.host_per_sequence * shape.sequences
