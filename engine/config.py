@@ -63,18 +63,18 @@ def find_config(path: str | Path) -> DecoderConfig:
 
 
 def _decoder_config(config: Mapping[str, Any], path: Path, eos: tuple[int, ...]) -> DecoderConfig:
+    _refuse_unsupported(config, path)
     try:
         shape = ModelShape.from_hf(config)
     except ValueError as error:
         raise EngineError(f"{path}: {error}") from error
-    _refuse_unsupported(config, path)
     return DecoderConfig(
         shape=shape,
         rms_eps=_number(config, "rms_norm_eps", path, 1e-6),
         rope=_rope(config, shape, path),
         eos=eos,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
-        windows=_windows(config, shape, path),
+        windows=shape.windows or (None,) * shape.layers,
     )
 
 
@@ -94,38 +94,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unsupported(config: Mapping[str, Any], path: Path) -> None:
+    """What a simulation may have costs for and the engine has no code."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else names
+    if name not in ARCHITECTURES:
+        raise EngineError(
+            f"{path}: architectures={name} is not supported: the engine has {', '.join(ARCHITECTURES)}; "
+            "backend=sim has the costs of more"
+        )
+    if config.get("quantization_config"):
+        raise EngineError(f"{path}: quantization_config: the engine has no quantised weights; use the bf16 checkpoint")
     if (activation := config.get("hidden_act", "silu")) != "silu":
         raise EngineError(f"{path}: hidden_act={activation} is not supported; the engine has silu only")
-
-
-def _windows(config: Mapping[str, Any], shape: ModelShape, path: Path) -> tuple[int | None, ...]:
-    """Each layer's window. Mistral's holds wherever nothing else is said, Qwen's must be switched on."""
-    switched_on = shape.architecture in _MISTRAL or bool(config.get("use_sliding_window"))
-    if shape.architecture == "LlamaForCausalLM":
-        return (None,) * shape.layers
-    if not switched_on or config.get("sliding_window", 4096) is None:
-        if SLIDING in (config.get("layer_types") or ()):
-            raise EngineError(f"{path}: layer_types names {SLIDING}, but no sliding_window is in use; mend either")
-        return (None,) * shape.layers
-    window = int(_number(config, "sliding_window", path, 4096))
-    # A window that no sequence outgrows is none: attention without one is faster.
-    stated = window if window < shape.max_length else None
-    return tuple(stated if slides else None for slides in _sliding(config, shape, path))
-
-
-def _sliding(config: Mapping[str, Any], shape: ModelShape, path: Path) -> list[bool]:
-    """Layers that a window holds for: as `layer_types` says, else Mistral's all, Qwen's from `max_window_layers` on."""
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = 0 if shape.architecture in _MISTRAL else config.get("max_window_layers", 28)
-        if not isinstance(first, int) or first < 0:
-            raise EngineError(f"{path}: field max_window_layers={first!r} must be an integer of at least 0")
-        return [layer >= first for layer in range(shape.layers)]
-    if not isinstance(kinds, list) or len(kinds) != shape.layers:
-        raise EngineError(f"{path}: layer_types must name a kind for each of the {shape.layers} layers")
-    if other := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
-        raise EngineError(f"{path}: layer_types={other[0]} is not supported; the engine has {FULL} and {SLIDING}")
-    return [kind == SLIDING for kind in kinds]
 
 
 def _rope(config: Mapping[str, Any], shape: ModelShape, path: Path) -> Rope:
@@ -168,9 +148,13 @@ def _number(config: Mapping[str, Any], field: str, path: Path, default: float | 
     return value
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-_MISTRAL = ("MistralForCausalLM", "MinistralForCausalLM")
-
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MinistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
 # "dynamic" stretches what is longer than `max_position_embeddings` only, which no sequence is here.
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "default": (),

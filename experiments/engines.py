@@ -39,6 +39,7 @@ class Engine:
 
     def make(self, plan: Plan) -> Backend:
         _check_single(plan)
+        _check_precision(plan)
         _check_torch()
         from engine.memory import whole_or_nothing
 
@@ -131,6 +132,14 @@ def checkpoint_folder(checkpoint: str) -> Path:
             "or one of tiny, smollm2-135m, which it prepares itself, or weights=random"
         )
     return Path(checkpoint)
+
+
+def _check_precision(plan: Plan) -> None:
+    for name in ("weights", "experts", "kv"):
+        if (value := getattr(plan.model.precision, name)) is not None:
+            raise SettingError(
+                f"model.{name}={value}: the engine computes in dtypes only; set it to null, or backend=sim"
+            )
 
 
 def _check_single(plan: Plan) -> None:

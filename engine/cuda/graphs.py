@@ -15,15 +15,10 @@ from engine.cuda.forward import SLICES, Forward, Picked, Shape
 from engine.cuda.residents import Batch
 from engine.cuda.state import Picking
 from engine.cuda.timeline import Timeline, Work
+from playground.graphs import decode_sizes
 
 TOKENS = (80, 144, 272, 528)
 """Prefill tokens of mixed steps: common chunks, and a token more for those whose successor nobody wants."""
-
-
-def decode_sizes(most: int) -> tuple[int, ...]:
-    """Sizes of batches up to `most`: fine steps where a row more costs time, coarse ones beyond."""
-    sizes = [1, 2, 4, *range(8, 257, 8), *range(288, 513, 32), *range(640, most + 128, 128)]
-    return (*(size for size in sizes if size < most), most)
 
 
 def mixed_sizes(most: int) -> tuple[int, ...]:

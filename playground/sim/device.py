@@ -8,8 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _POSITIVE = ("peak_flops", "memory_bandwidth", "memory_bytes", "link_bandwidth", "host_bandwidth", "gemm_tile")
-_FRACTIONS = ("gemm_fraction", "attention_fraction", "bandwidth_fraction", "link_fraction", "host_fraction")
-_SECONDS = ("link_latency", "host_latency", "kernel_latency", "eager_launch", "graph_launch")
+_FRACTIONS = (
+    "gemm_fraction",
+    "expert_fraction",
+    "eight_bit_fraction",
+    "eight_bit_expert_fraction",
+    "attention_fraction",
+    "bandwidth_fraction",
+    "link_fraction",
+    "host_fraction",
+)
+_SECONDS = ("link_latency", "host_latency", "kernel_latency", "expert_latency", "eager_launch", "graph_launch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +39,13 @@ class Device:
     """To another device of the same host: NVLink where there is one, else PCIe."""
     host_bandwidth: float
     """To pinned memory of the host, for swap copies."""
+    eight_bit_flops: float | None = None
+    """Dense FLOP/s of FP8 or INT8 products. None: the device has none, and such weights are multiplied in the dtype."""
     gemm_fraction: float = 0.8
+    expert_fraction: float = 0.6
+    """Of the grouped products of experts."""
+    eight_bit_fraction: float = 0.6
+    eight_bit_expert_fraction: float = 0.33
     attention_fraction: float = 0.53
     bandwidth_fraction: float = 0.9
     link_fraction: float = 0.5
@@ -41,6 +56,8 @@ class Device:
     """Of one batched copy."""
     kernel_latency: float = 2e-5
     """Start and drain of the kernels of one layer: paid on the device in every step, graph or not."""
+    expert_latency: float = 2.2e-5
+    """What a layer with experts takes more: routing, sorting and gathering, and start and drain of two more kernels."""
     eager_launch: float = 6e-5
     """Host time to launch the kernels of one layer one by one; hidden while the device is busier than that."""
     graph_launch: float = 5e-5
@@ -52,6 +69,8 @@ class Device:
         for name in _POSITIVE:
             if not (value := getattr(self, name)) > 0:
                 raise ValueError(f"device.{name}={value} must be greater than 0")
+        if self.eight_bit_flops is not None and not self.eight_bit_flops > 0:
+            raise ValueError(f"device.eight_bit_flops={self.eight_bit_flops} must be greater than 0, or null")
         for name in _FRACTIONS:
             if not 0 < (value := getattr(self, name)) <= 1:
                 raise ValueError(f"device.{name}={value} must lie in (0, 1]")
@@ -63,6 +82,18 @@ class Device:
     def gemm_flops(self) -> float:
         """FLOP/s that large matrix products reach."""
         return self.peak_flops * self.gemm_fraction
+
+    def products(self, eight_bit: bool) -> float:
+        """FLOP/s that large matrix products reach, at the 8-bit rate where it is asked for and there is one."""
+        if eight_bit and self.eight_bit_flops:
+            return self.eight_bit_flops * self.eight_bit_fraction
+        return self.gemm_flops
+
+    def expert_products(self, eight_bit: bool) -> float:
+        """FLOP/s that the grouped products of experts reach."""
+        if eight_bit and self.eight_bit_flops:
+            return self.eight_bit_flops * self.eight_bit_expert_fraction
+        return self.peak_flops * self.expert_fraction
 
     @property
     def attention_flops(self) -> float:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import read_config
+from engine.config import find_config, read_config
 from engine.errors import EngineError
 from engine.load import load_model, load_tokenizer
 from engine.tiny import tiny
@@ -111,6 +111,12 @@ def test_missing_field(folder):
 def test_unsupported_architecture(folder):
     edit(folder / "config.json", architectures=["GPT2LMHeadModel"])
     refused(folder, "config.json", "GPT2LMHeadModel is not supported", "Qwen3ForCausalLM")
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "gemma-2-9b"])
+def test_what_only_the_simulator_has(name):
+    with pytest.raises(EngineError, match=r"is not supported: the engine has Llama.*backend=sim has the costs of more"):
+        find_config(name)
 
 
 @pytest.mark.parametrize(
