@@ -35,6 +35,8 @@ class ClusterView:
     rng: Random
     prefix_hit: Callable[[int], int]
     """Tokens of this prompt that a rank has in its prefix cache, by rank."""
+    fresh: bool = True
+    """Whether the loads know of everything so far, the last placement included."""
 
 
 class Policy(Protocol):

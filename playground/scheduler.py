@@ -18,6 +18,7 @@ from playground.core import COPY_OUT, Columns, Copy, Done, Request, Slice, Spec,
 from playground.draft import Draft, Preempted
 from playground.policy import ClusterView, Load, Policy
 from playground.rank import Rank, prefix_keys
+from playground.reports import Reports, check_reports
 from playground.sequence import Sequence, State
 
 
@@ -78,7 +79,8 @@ class Scheduler:
     """Sequences, KV blocks and steps in flight of all ranks.
 
     `prefix_cache`: share KV of equal prompt prefixes. `requeue`: where a preempted sequence waits, `front` or `back`.
-    `report_interval`: seconds between two load reports that a router sees (0: always fresh).
+    `report_interval`, `report_steps`, `report_delay`: see `Reports`; with neither interval nor steps a router sees
+    present loads.
     """
 
     def __init__(
@@ -89,11 +91,12 @@ class Scheduler:
         prefix_cache: bool = True,
         requeue: str = "front",
         report_interval: float = 0.0,
+        report_steps: int = 0,
+        report_delay: float = 0.0,
     ) -> None:
         if requeue not in ("front", "back"):
             raise ValueError(f"requeue={requeue} must be front or back")
-        if report_interval < 0:
-            raise ValueError(f"report_interval={report_interval} must be 0 (always fresh) or more seconds")
+        check_reports(report_interval, report_steps, report_delay)
         self.spec = spec
         self.policy = policy
         self.rng = Random(seed)
@@ -105,8 +108,8 @@ class Scheduler:
         self.sequences: dict[int, Sequence] = {}
         self._requests: dict[int, Request] = {}
         self._held: deque[Request] = deque()
-        self._report_interval = report_interval
-        self._report: tuple[float, list[Load]] = (-inf, [])
+        late = len(self.ranks) > 1 and (report_interval or report_steps)
+        self._reports = Reports(self.ranks, report_interval, report_steps, report_delay) if late else None
         self._group_of_step: dict[int, Group] = {}
         self._steps = 0
         self.ended: list[Ended] = []
@@ -152,6 +155,7 @@ class Scheduler:
 
     def arrive(self, request: Request, now: float) -> None:
         """Take a request in, or reject it if it could never be served."""
+        self._pass(now)
         if request.id in self._requests or any(request.id in rank.limbo for rank in self.ranks):
             raise ValueError(f"request {request.id} arrived twice: ids must be unique among unfinished requests")
         self._requests[request.id] = request
@@ -186,18 +190,20 @@ class Scheduler:
         return True
 
     def _ask_for_rank(self, request: Request, now: float) -> int | None:
-        taken, loads = self._loads(now)
+        reports = self._reports
+        taken, loads = reports.seen(now) if reports else (now, [rank.load() for rank in self.ranks])
 
         def hit(rank: int) -> int:
             pool = self.ranks[rank].pool
             return len(pool.find(prefix_keys(request, self.spec.block_size))) * self.spec.block_size
 
-        return self.policy.place(request.view(), ClusterView(now, taken, loads, self.rng, hit))
+        view = ClusterView(now, taken, loads, self.rng, hit, fresh=reports is None)
+        return self.policy.place(request.view(), view)
 
-    def _loads(self, now: float) -> tuple[float, list[Load]]:
-        if now - self._report[0] >= self._report_interval:
-            self._report = (now, [rank.load() for rank in self.ranks])
-        return self._report
+    def _pass(self, now: float) -> None:
+        """Something is about to change: what ranks report until now is as it was."""
+        if self._reports:
+            self._reports.passing(now)
 
     def _place_held(self, now: float) -> None:
         while self._held and self._place(self._held[0], now):
@@ -208,6 +214,7 @@ class Scheduler:
         request = self._requests.get(id)
         if request is None:
             return
+        self._pass(now)
         if id in self.sequences:
             sequence = self.sequences[id]
             self.ranks[sequence.rank].end(sequence)
@@ -229,6 +236,8 @@ class Scheduler:
 
     def next_step(self, group: Group, now: float) -> Step | None:
         """Ask the policy for the group's next step; None if it has none (or may have no more in flight)."""
+        if self._reports:
+            self._reports.passing(now)
         if self._held:
             self._place_held(now)
         if not self.open(group):
@@ -338,6 +347,8 @@ class Scheduler:
         """Take back one lane of a step; the step it belonged to, with the blocks that its repetitions took."""
         group, flight = self._flight(done)
         step = flight.step
+        if self._reports:
+            self._reports.passing(done.finished)
         flight.lanes.remove(done.lane)
         if not flight.lanes:
             del group.flights[step.id], self._group_of_step[step.id]
@@ -347,6 +358,8 @@ class Scheduler:
         for copy in step.copies:
             if copy.lane == done.lane:
                 self._commit_copy(copy, done.finished)
+        if self._reports and not flight.lanes:
+            self._reports.stepped(group.ranks, done.finished)
         return step
 
     def _flight(self, done: Done) -> tuple[Group, Flight]:
