@@ -16,7 +16,7 @@ from random import Random
 
 from playground.core import COPY_OUT, Columns, Copy, Done, Request, Slice, Spec, Step
 from playground.draft import Draft, Preempted
-from playground.policy import ClusterView, Load, Policy
+from playground.policy import ClusterView, Policy
 from playground.rank import Rank, prefix_keys
 from playground.reports import Reports, check_reports
 from playground.sequence import Sequence, State
