@@ -163,7 +163,7 @@ def holds(
     policy: Composed, rate: float, slo: float, lengths: str = "sharegpt", stages: int = 1, rows: int = 128
 ) -> bool:
     """Whether the rate is within capacity: P99 time between tokens at most `slo`, median delay at most 2 s."""
-    spec = replace(ROOMY, stages=stages, max_seqs=rows)
+    spec = replace(ROOMY, stages=stages)
     cost = COST if stages == 1 else Vidur(MODEL, A100, stages=stages)
     log = run(policy, requests(400, rate, lengths), cost, spec)
     return bool(np.percentile(log.between_tokens, 99) <= slo and np.median(log.delays) <= 2)
