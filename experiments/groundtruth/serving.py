@@ -1,0 +1,118 @@
+"""A serving run replayed: the server as it was started, the load as it was sent, the latencies as they were counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from experiments.groundtruth.calibration import Calibration, Unknowns
+from experiments.groundtruth.case import Metrics
+from experiments.groundtruth.client import ThroughFrontEnd
+from experiments.groundtruth.costs import Hardware, cost_model
+from experiments.groundtruth.engines import Engine
+from experiments.groundtruth.recorder import InMemory
+from experiments.groundtruth.static import decodes, floor, prefills
+from playground.core import Request, Spec
+from playground.loop import serve
+from playground.scheduler import Scheduler
+from playground.sim.backend import SimBackend
+from playground.sim.durations import Modelled
+from playground.workload.source import OpenLoop, Source
+
+REQUESTS_PER_USER = 10
+"""As the InferenceMAX and aiperf scripts send by default; the measured points do not say."""
+
+
+class Load(Protocol):
+    """Who sends what. `least`: the requests whose latencies physics bounds, none where they are too different."""
+
+    def source(self, service: float) -> Source: ...
+    def least(self) -> Request | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoad:
+    """Requests that reach the scheduler at their times, whatever happens."""
+
+    requests: tuple[Request, ...]
+
+    def source(self, service: float) -> Source:
+        return OpenLoop(list(self.requests))
+
+    def least(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoad:
+    """`users` clients, each sending its next request when its last one ended; all requests alike, prompts random."""
+
+    users: int
+    prompt: int
+    output: int
+
+    def source(self, service: float) -> ThroughFrontEnd:
+        return ThroughFrontEnd(self._requests(), self.users, service)
+
+    def least(self) -> Request:
+        return Request(0, 0.0, self.prompt, self.output, self.output)
+
+    def _requests(self) -> Iterator[Request]:
+        for number in range(self.users * REQUESTS_PER_USER):
+            yield Request(number, 0.0, self.prompt, self.output, self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server and its load. `blocks`: KV blocks of one replica where the run recorded them, else what fits."""
+
+    hardware: Hardware
+    engine: Engine
+    name: str
+    """Of the engine and its version: what a calibration is filed under."""
+    load: Load
+    blocks: int | None = None
+    replicas: int = 1
+    prefix_cache: bool = True
+
+    def predict(self, cost: str, calibration: Calibration) -> Metrics:
+        return self.run(cost, calibration.get(self.name, Unknowns())).means()
+
+    def run(self, cost: str, unknowns: Unknowns) -> InMemory:
+        """Serve everything; what was seen."""
+        engine = self.engine if unknowns.max_tokens is None else replace(self.engine, max_tokens=unknowns.max_tokens)
+        spec = self._spec(engine)
+        backend = SimBackend(spec, Modelled(cost_model(cost, self.hardware, unknowns)))
+        scheduler = Scheduler(spec, engine.policy(), seed=0, prefix_cache=self.prefix_cache)
+        source = self.load.source(unknowns.service)
+        recorder = InMemory()
+        serve(source, scheduler, backend, recorder)
+        if isinstance(source, ThroughFrontEnd):
+            recorder.waited = source.waited
+        return recorder
+
+    def floor(self) -> Metrics:
+        if (request := self.load.least()) is None:
+            return {}
+        return {
+            "ttft": floor(self.hardware, prefills(1, request.prompt_length)),
+            "tpot": floor(self.hardware, decodes(1, request.prompt_length)),
+        }
+
+    def saturated(self, requests: Sequence[Request]) -> bool:
+        """Whether these, all at once, ask for more KV or seats than there are: then a queue forms."""
+        spec = self._spec(self.engine)
+        needed = sum(spec.blocks_for(request.prompt_length + request.max_tokens) for request in requests)
+        return needed > spec.blocks * spec.ranks or len(requests) > spec.max_seqs * spec.ranks
+
+    def _spec(self, engine: Engine) -> Spec:
+        blocks = self.hardware.kv_blocks() if self.blocks is None else self.blocks
+        return Spec(
+            blocks=blocks,
+            max_seqs=engine.max_seqs,
+            max_tokens=engine.max_tokens,
+            ranks=self.replicas,
+            forwards_tokens=True,
+            repeats=True,
+        )
