@@ -236,6 +236,15 @@ class Step:
         object.__setattr__(self, "lanes", tuple(names))
         object.__setattr__(self, "columns", columns)
 
+    def with_blocks(self, blocks: tuple[tuple[int, ...], ...]) -> Step:
+        """The same step with other blocks for each of its slices."""
+        columns = self.columns._replace(blocks=blocks)
+        changed = {"columns": columns, "slices": tuple(map(Slice._make, zip(*columns, strict=True)))}
+        step = object.__new__(Step)
+        for name in Step.__slots__:
+            object.__setattr__(step, name, changed[name] if name in changed else getattr(self, name))
+        return step
+
     def columns_of(self, lane: str) -> Columns:
         """Of the slices in one lane."""
         if len(self.lanes) == 1:

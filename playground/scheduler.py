@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from random import Random
@@ -136,12 +136,12 @@ class Scheduler:
 
     def open(self, group: Group) -> bool:
         """Whether the group's policy would be asked now: there is work, and one more step may be in flight."""
-        return len(group.flights) < self.limit and (group.live or bool(self._held))
+        return len(group.flights) < self.limit and (bool(self._held) or group.live)
 
     @property
     def wake(self) -> float:
         """When a policy wants to be asked again though nothing happened."""
-        return min((group.wake for group in self.groups if self.open(group)), default=inf)
+        return min([group.wake for group in self.groups if group.wake < inf and self.open(group)], default=inf)
 
     @property
     def waiting(self) -> int:
@@ -243,7 +243,7 @@ class Scheduler:
         if not self.open(group):
             return None
         drafts = [self._draft(group, rank, now) for rank in group.ranks]
-        group.wake = min(draft.wake_at for draft in drafts)
+        group.wake = min([draft.wake_at for draft in drafts])
         if all(draft.empty for draft in drafts):
             return None
         return self._launch(group, drafts, now)
@@ -277,7 +277,7 @@ class Scheduler:
         self.ranks[rank].enqueue(sequence)
 
     def _launch(self, group: Group, drafts: list[Draft], now: float) -> Step:
-        slices = tuple(chain.from_iterable([draft.slices for draft in drafts]))
+        slices = drafts[0].slices if len(drafts) == 1 else tuple(chain.from_iterable([d.slices for d in drafts]))
         copies = tuple(chain.from_iterable([draft.copies for draft in drafts]))
         starts = self._first_seen(group, drafts, slices)
         ends, group.ends = tuple(group.ends), []
@@ -369,9 +369,11 @@ class Scheduler:
         flight = group.flights[done.step]
         if done.lane not in flight.lanes:
             raise ValueError(f"step {done.step} has no lane {done.lane} in flight")
-        first = next(id for id, flight in group.flights.items() if done.lane in flight.lanes)
-        if first != done.step:
-            raise ValueError(f"step {done.step} came back before step {first} of the same lane, {done.lane}")
+        for id, other in group.flights.items():
+            if id == done.step:
+                break
+            if done.lane in other.lanes:
+                raise ValueError(f"step {done.step} came back before step {id} of the same lane, {done.lane}")
         return group, flight
 
     def _commit_slices(self, step: Step, done: Done) -> None:
@@ -432,8 +434,7 @@ class Scheduler:
             sequence.launched += extra
             sequence.promised += extra
             sequence.length += extra
-        columns = zip(*step.columns._replace(blocks=tuple(blocks)), strict=True)
-        return replace(step, slices=tuple(map(Slice._make, columns)))
+        return step.with_blocks(tuple(blocks)) if crossings else step
 
     def _commit_copy(self, copy: Copy, now: float) -> None:
         rank = self.ranks[copy.rank]

@@ -197,6 +197,8 @@ class Composed:
     # --- waiting sequences
 
     def _admit(self, draft: Draft, phase: Admissions) -> None:
+        if not draft.waiting:
+            return
         left, rows = min(phase.tokens, draft.tokens_left), phase.rows
         for sequence in self.order(draft):
             if left <= 0 or rows <= 0 or draft.seats < 1:

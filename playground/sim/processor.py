@@ -60,7 +60,7 @@ class Processor:
         """Wait for the job that ends first; a timer that was set before something changed is let pass."""
         if not self._busy:
             return
-        self._next = min(self._busy, key=_left)
+        self._next = self._busy[0] if len(self._busy) == 1 else min(self._busy, key=_left)
         self._timer = Timeout(self._environment, self._next.left / self._speed())
         assert self._timer.callbacks is not None
         self._timer.callbacks.append(self._fire)
