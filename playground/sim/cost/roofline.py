@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import hypot
 from typing import NamedTuple
 
-from playground.model import ModelShape
+from playground.graphs import decode_sizes
+from playground.model import Experts, ModelShape
 from playground.sim.capacity import Layout
 from playground.sim.cost.model import IDLE, Cost
+from playground.sim.cost.routing import Loads, measured, zipf
 from playground.sim.cost.shape import Shape
 from playground.sim.device import Device
 
@@ -18,22 +20,35 @@ ATTENTION_TILE = 64
 It stands for the cost per row in H200 and RTX 4090 decode tables, and the poor efficiency of short chunks."""
 
 
+class _Windowed(NamedTuple):
+    """Coefficients of the layers of one stage that see no further back than `window` keys; seconds as in `_Stage`."""
+
+    window: int
+    decode_compute: float
+    decode_memory: float
+    prefill_compute: float
+    prefill_memory: float
+
+
 class _Stage(NamedTuple):
     """Coefficients of one stage: seconds per what the name says."""
 
     linear_compute: float
     """Per token, rounded up to the GEMM tile."""
     linear_memory: float
-    """Once: all weights of the layers."""
+    """Once: all matrices that every token meets."""
+    expansion: float
+    """Per token before a prefill's: making its keys and values from a latent vector; 0 for other attention."""
     activation: float
     """Per token: element-wise kernels and the KV write."""
     decode_compute: float
-    """Per key read by a decode."""
+    """Per key read by a decode, in the layers that see all keys."""
     decode_memory: float
     prefill_compute: float
     """Per (query, key) pair."""
     prefill_memory: float
     """Per key read by a prefill."""
+    windowed: tuple[_Windowed, ...]
     latency: float
     """Once: start and drain of kernels."""
     eager: float
@@ -50,6 +65,20 @@ class _Stage(NamedTuple):
     """Per sampled row: writing logits and reading them to sample."""
     gather: float
     """Per sampled row: collecting logits over the ranks."""
+    expert_compute: float
+    """Per row of a routed expert; 0 without."""
+    expert_memory: float
+    """Per routed expert whose weights are read."""
+    expert_activation: float
+    """Per token: element-wise kernels about the experts, gathering and adding up."""
+
+
+class _Busy(NamedTuple):
+    """Seconds, as in `Cost`."""
+
+    compute: float
+    memory: float
+    kernels: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +86,14 @@ class Roofline:
     """From a model's config and a device's sheet, with nothing fitted to end-to-end runs.
 
     `layers` says how many layers each stage holds (default: even over `stages`). Pure decodes of at most `graph_rows`
-    rows replay a CUDA graph; all else is launched eagerly. `skew`: attention takes as if that share of the decodes
-    were as long as the longest. Host times are those of an engine's scheduler and input preparation, never of the
+    rows replay a CUDA graph, padded to the next size that one is captured for (`graph_sizes`; default: the engine's);
+    all else is launched eagerly, as everything is with 0. `skew`: attention takes as if that share of the decodes were
+    as long as the longest. Host times are those of an engine's scheduler and input preparation, never of the
     simulator's own.
+
+    `ep` groups of ranks hold whole experts each; the ranks of `pooling` replicas share the experts (DP attention).
+    Experts are picked by Zipf's law with the exponent `expert_skew` (0: all alike), or as the histogram `expert_counts`
+    of tokens by expert says.
     """
 
     model: ModelShape
@@ -69,21 +103,31 @@ class Roofline:
     layers: Sequence[int] | None = None
     block_size: int = 16
     graph_rows: int = 256
+    graph_sizes: Sequence[int] | None = None
     skew: float = 0.03
     host_base: float = 2e-4
     host_per_sequence: float = 3e-6
+    ep: int = 1
+    pooling: int = 1
+    expert_skew: float = 0.0
+    expert_counts: Sequence[float] | None = None
     _stages: tuple[_Stage, ...] = field(init=False, repr=False, compare=False)
+    _padded: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Rows of the graph that so many decodes replay."""
+    _loads: Loads | None = field(init=False, repr=False, compare=False)
     _transfer: float = field(init=False, repr=False, compare=False)
     _copy: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check()
-        layout = Layout.of(self.model, self.tp, self.stages, self.layers)
+        layout = Layout.of(self.model, self.tp, self.stages, self.layers, self.ep, self.pooling)
         layout.check_fits(self.device)
         keep = object.__setattr__  # frozen: the one way to store what is derived once
         keep(self, "layers", layout.layers)
         keep(self, "stages", layout.stages)
         keep(self, "_stages", tuple(_coefficients(layout, self.device, stage) for stage in range(layout.stages)))
+        keep(self, "_padded", _padded(_sizes(self.graph_rows, self.graph_sizes)))
+        keep(self, "_loads", self._routing(self.model.experts) if self.model.experts else None)
         keep(self, "_transfer", self.model.hidden * self.model.dtype_bytes / self.device.link)
         largest = max(layout.kv_bytes_per_token(stage) for stage in range(layout.stages))
         keep(self, "_copy", self.block_size * largest / self.device.host_link)
@@ -93,30 +137,53 @@ class Roofline:
             raise ValueError(f"cost.skew={self.skew} must lie in 0..1")
         if self.block_size < 1:
             raise ValueError(f"cost.block_size={self.block_size} must be at least 1")
-        for name in ("graph_rows", "host_base", "host_per_sequence"):
+        for name in ("graph_rows", "host_base", "host_per_sequence", "expert_skew"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"cost.{name}={value} must be 0 or more")
+        if self.expert_counts is not None and self.expert_skew:
+            raise ValueError(f"cost.expert_skew={self.expert_skew} and cost.expert_counts are both given: choose one")
 
-    def stage(self, shape: Shape, stage: int) -> Cost:
-        """One pass over the weights for all tokens, then attention, then (last stage) the head for sampled rows."""
-        tokens, _, sampled, decodes, context, longest, pairs, prefix, _ = shape
+    def _routing(self, experts: Experts) -> Loads:
+        if self.expert_counts is not None:
+            return Loads(measured(experts, self.expert_counts), self.ep)
+        return Loads(zipf(experts, self.expert_skew), self.ep, dealt=True)
+
+    def stage(self, shape: Shape, stage: int, pooled: int = 0) -> Cost:
+        """One pass over the weights for all tokens, then attention, then (last stage) the head for sampled rows.
+
+        `pooled`: tokens of all ranks for which this one's experts compute, where these are more than its own.
+        """
+        tokens, _, sampled, decodes, context, longest, pairs, prefix, chunks = shape
         if not tokens:
             return IDLE
-        one = self._stages[stage]
+        one, launching, rows = self._stages[stage], 0.0, tokens
+        if tokens == decodes < len(self._padded):
+            rows, launching = self._padded[tokens], self.device.graph_launch
+            decodes, sampled = rows, sampled and rows
+            context += rows - tokens  # a row of padding reads one key
+        else:
+            launching = one.eager
         tile = self.device.gemm_tile
-        linear = one.linear_compute * (tokens if tokens <= tile else -(-tokens // tile) * tile)
-        stream = one.linear_memory
+        linear = one.linear_compute * (rows if rows <= tile else -(-rows // tile) * tile)
+        if one.expansion:
+            linear += one.expansion * (prefix - tokens + shape.decodes)
+        stream, activation = one.linear_memory, one.activation * rows
         keys = context + self.skew * (decodes * longest - context) + ATTENTION_TILE * decodes
         decode_compute, decode_memory = one.decode_compute * keys, one.decode_memory * keys
         prefill_compute = one.prefill_compute * (pairs + ATTENTION_TILE * prefix)
         prefill_memory = one.prefill_memory * prefix
-        activation = one.activation * tokens
         compute = linear + decode_compute + prefill_compute
         memory = stream + activation + decode_memory + prefill_memory
         kernels = one.latency + hypot(linear, stream) + activation
         kernels += decode_memory if decode_memory > decode_compute else decode_compute
         kernels += prefill_memory if prefill_memory > prefill_compute else prefill_compute
-        communication = one.reduce_latency + one.reduce * tokens
+        for layers in one.windowed:
+            work, moved, busy = self._windowed(layers, decodes, context, longest, chunks)
+            compute, memory, kernels = compute + work, memory + moved, kernels + busy
+        if one.expert_memory:
+            work, moved, busy = self._experts(one, pooled if pooled > tokens else tokens)
+            compute, memory, kernels = compute + work, memory + moved, kernels + busy
+        communication = one.reduce_latency + one.reduce * rows
         if sampled and one.head_memory:
             head = one.head_compute * (sampled if sampled <= tile else -(-sampled // tile) * tile)
             logits = one.logits * sampled
@@ -124,28 +191,28 @@ class Roofline:
             memory += one.head_memory + logits
             kernels += hypot(head, one.head_memory) + logits
             communication += one.gather * sampled
-        graph = tokens == decodes <= self.graph_rows
-        return Cost(compute, memory, kernels, communication, self.device.graph_launch if graph else one.eager)
+        return Cost(compute, memory, kernels, communication, launching)
 
-    def ticking(self, shape: Shape) -> Iterator[float]:
-        """What `stage` says of stage 0 and `shape.tick(1)`, `shape.tick(2)`, ...: only what decodes read changes."""
-        one, skew, decodes = self._stages[0], self.skew, shape.decodes
-        fixed = self.stage(shape._replace(decode_context=0, decode_longest=0), 0)
-        tile = self.device.gemm_tile
-        linear = one.linear_compute * (decodes if decodes <= tile else -(-decodes // tile) * tile)
-        before = one.latency + hypot(linear, one.linear_memory) + one.activation * decodes
-        after = 0.0
-        if shape.sampled and one.head_memory:
-            head = one.head_compute * (shape.sampled if shape.sampled <= tile else -(-shape.sampled // tile) * tile)
-            after = hypot(head, one.head_memory) + one.logits * shape.sampled
-        rounding, each = ATTENTION_TILE * decodes, max(one.decode_compute, one.decode_memory)
-        context, longest = shape.decode_context, shape.decode_longest
-        host, communication = fixed.host, fixed.communication
-        while True:
-            context += decodes
-            longest += 1
-            kernels = before + each * (context + skew * (decodes * longest - context) + rounding) + after
-            yield (kernels if kernels > host else host) + communication
+    def _windowed(
+        self, layers: _Windowed, decodes: int, context: int, longest: int, chunks: Sequence[tuple[int, int]]
+    ) -> _Busy:
+        """Of layers that see `window` keys: decodes read the lesser of their contexts and as many windows."""
+        window, decode_compute, decode_memory, prefill_compute, prefill_memory = layers
+        read = min(context, decodes * window)
+        keys = read + self.skew * (decodes * min(longest, window) - read) + ATTENTION_TILE * decodes
+        pairs, read = _seen(chunks, window)
+        pairs += ATTENTION_TILE * read
+        decode = (decode_compute * keys, decode_memory * keys)
+        prefill = (prefill_compute * pairs, prefill_memory * read)
+        return _Busy(decode[0] + prefill[0], decode[1] + prefill[1], max(decode) + max(prefill))
+
+    def _experts(self, one: _Stage, tokens: int) -> _Busy:
+        """Of routed experts: rows are rounded up to the tile expert by expert, on average by half of one."""
+        assert self._loads is not None
+        rows, distinct = self._loads.of(tokens)
+        work = one.expert_compute * (rows + (self.device.gemm_tile >> 1) * distinct)
+        moved, gathered = one.expert_memory * distinct, one.expert_activation * tokens
+        return _Busy(work, moved + gathered, hypot(work, moved) + gathered)
 
     def host(self, shape: Shape) -> float:
         return self.host_base + self.host_per_sequence * shape.sequences
@@ -158,48 +225,127 @@ class Roofline:
         return self.device.host_latency + self._copy * blocks if blocks else 0.0
 
 
+def _sizes(most: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
+    """Batches that graphs are captured for, up to `most` rows."""
+    if sizes is None:
+        return decode_sizes(most) if most else ()
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"cost.graph_sizes={list(sizes)} must be numbers of rows, at least 1 each")
+    return tuple(size for size in sorted(sizes) if size <= most)
+
+
+def _padded(sizes: Sequence[int]) -> tuple[int, ...]:
+    """For 0, 1, 2, ... rows the next larger size."""
+    padded: list[int] = [0]
+    for size in sizes:
+        padded += [size] * (size + 1 - len(padded))
+    return tuple(padded) if sizes else ()
+
+
+def _seen(chunks: Sequence[tuple[int, int]], window: int) -> tuple[int, int]:
+    """(query, key) pairs, and keys read, of chunks of `length` tokens after `start` that see `window` keys at most."""
+    pairs = read = 0
+    for start, length in chunks:
+        end = start + length
+        pairs += length * start + (length * (length + 1) >> 1)
+        if end > window:
+            beyond = end - window  # keys that the last query does not see; the first to miss any misses `first`
+            first = max(1, start + 1 - window)
+            pairs -= (beyond * (beyond + 1) - first * (first - 1)) >> 1
+        read += min(end, length + window - 1)
+    return pairs, read
+
+
 def _coefficients(layout: Layout, device: Device, stage: int) -> _Stage:
-    model, tp, layers = layout.model, layout.tp, layout.layers[stage]
-    kv = layers * layout.kv_bytes_per_token_layer
-    pair = layers * model.attention_flops / tp
+    model, numbers = layout.model, layout.stage_layers(stage)
+    layers, experts = len(numbers), layout.expert_layers(stage)
+    products = device.products(model.precision.eight_bit_weights)
     last = stage == layout.stages - 1
-    head = _head(layout, device) if last else (0.0, 0.0, 0.0, 0.0)
+    attention = _attention(layout, device, numbers)
+    full = attention.pop(0, _Windowed(0, 0.0, 0.0, 0.0, 0.0))
     return _Stage(
-        layers * model.linear_flops / tp / device.gemm_flops,
-        layers * model.layer_bytes / tp / device.bandwidth,
-        layers * _activation_bytes(layout) / device.bandwidth,
-        pair / device.attention_flops,
-        kv / device.bandwidth,
-        pair / device.attention_flops,
-        kv / device.bandwidth,
-        (layers + last) * device.kernel_latency,
-        (layers + last) * device.eager_launch,
-        *_reduce(layout, device, layers),
-        *head,
+        linear_compute=sum(map(layout.matrix_flops, numbers)) / products,
+        linear_memory=sum(layout.matrix_bytes(one) + layout.vector_bytes(one) for one in numbers) / device.bandwidth,
+        expansion=layers * model.expansion_flops / layout.tp / products,
+        activation=sum(_activation_bytes(layout, one) for one in numbers) / device.bandwidth,
+        **dict(zip(_Windowed._fields[1:], full[1:], strict=True)),
+        windowed=tuple(attention.values()),
+        latency=(layers + last) * device.kernel_latency + experts * device.expert_latency,
+        eager=(layers + last) * device.eager_launch,
+        **_reduce(layout, device, layers),
+        **(_head(layout, device) if last else dict.fromkeys(_HEAD, 0.0)),
+        **_experts(layout, device, experts),
     )
 
 
-def _activation_bytes(layout: Layout) -> float:
+def _attention(layout: Layout, device: Device, numbers: Sequence[int]) -> dict[int, _Windowed]:
+    """By the window that layers have; 0: none."""
+    model, tp = layout.model, layout.tp
+    alike: dict[int, int] = {}
+    for number in numbers:
+        window = model.window(number) or 0
+        alike[window] = alike.get(window, 0) + 1
+    kv = layout.kv_bytes_per_token_layer
+    # What is expanded from a latent vector is written once and read once, in the dtype.
+    expanded = 2 * model.expanded_width / tp * model.dtype_bytes
+    return {
+        window: _Windowed(
+            window,
+            count * model.decode_flops / tp / device.attention_flops,
+            count * kv / device.bandwidth,
+            count * model.attention_flops / tp / device.attention_flops,
+            count * (kv + expanded) / device.bandwidth,
+        )
+        for window, count in sorted(alike.items())
+    }
+
+
+def _activation_bytes(layout: Layout, layer: int) -> float:
     """Of one token in one layer: gate and up read and their product written; two residual norms read and written,
     half of it from the cache; query, key and value read and written once for rotation and the KV write."""
     model = layout.model
-    width = 3 * model.intermediate / layout.tp + 4 * model.hidden
-    width += 2 * (model.heads // layout.tp + 2 * layout.kv_heads) * model.head_dim
+    inner = model.intermediate
+    if model.experts and model.has_experts(layer):
+        inner = model.experts.shared
+    width = 3 * inner / layout.tp + 2 * model.norms * model.hidden
+    width += 2 * (model.heads // layout.tp) * model.head_dim
+    width += 2 * model.latent.cached if model.latent else 4 * layout.kv_heads * model.head_dim
     return width * model.dtype_bytes
 
 
-def _reduce(layout: Layout, device: Device, layers: int) -> tuple[float, float]:
+def _experts(layout: Layout, device: Device, layers: int) -> dict[str, float]:
+    """Of layers that have routed experts."""
+    model = layout.model
+    if model.experts is None or not layers:
+        return dict(expert_compute=0.0, expert_memory=0.0, expert_activation=0.0)
+    products = device.expert_products(model.precision.eight_bit_experts)
+    # Each pick's hidden state is written by its expert and read to be added up; gate, up and product as in an MLP.
+    width = 2 * model.hidden + 3 * model.experts.intermediate / layout.expert_slices
+    return dict(
+        expert_compute=layers * layout.expert_flops / products,
+        expert_memory=layers * layout.expert_bytes / device.bandwidth,
+        expert_activation=layers * model.experts.active * width * model.dtype_bytes / device.bandwidth,
+    )
+
+
+def _reduce(layout: Layout, device: Device, layers: int) -> dict[str, float]:
     """Latency and seconds per token of two all-reduces per layer; a ring moves 2 (tp-1)/tp of the data."""
     if layout.tp == 1:
-        return 0.0, 0.0
+        return dict(reduce_latency=0.0, reduce=0.0)
     moved = 2 * (layout.tp - 1) / layout.tp * layout.model.hidden * layout.model.dtype_bytes
-    return 2 * layers * device.link_latency, 2 * layers * moved / device.link
+    return dict(reduce_latency=2 * layers * device.link_latency, reduce=2 * layers * moved / device.link)
 
 
-def _head(layout: Layout, device: Device) -> tuple[float, float, float, float]:
-    """Per row, once, per row, per row. Logits are written in the model's dtype and read once in float32 to sample:
-    the slope of vLLM's sampler on an RTX 4090, 0.74 us a row of 128,256 logits, is 5.5 bytes a logit."""
+_HEAD = ("head_compute", "head_memory", "logits", "gather")
+
+
+def _head(layout: Layout, device: Device) -> dict[str, float]:
+    """Logits are written in the model's dtype and read once in float32 to sample: the slope of vLLM's sampler on an
+    RTX 4090, 0.74 us a row of 128,256 logits, is 5.5 bytes a logit."""
     model, tp = layout.model, layout.tp
-    logits = model.vocabulary * (model.dtype_bytes + 4) / device.bandwidth
-    gather = (tp - 1) / tp * model.vocabulary * model.dtype_bytes / device.link
-    return model.head_flops / tp / device.gemm_flops, model.head_bytes / tp / device.bandwidth, logits, gather
+    return dict(
+        head_compute=model.head_flops / tp / device.gemm_flops,
+        head_memory=model.head_bytes / tp / device.bandwidth,
+        logits=model.vocabulary * (model.dtype_bytes + 4) / device.bandwidth,
+        gather=(tp - 1) / tp * model.vocabulary * model.dtype_bytes / device.link,
+    )
