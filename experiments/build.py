@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import isclass
 from math import inf, isfinite
 from pathlib import Path
@@ -28,10 +28,15 @@ from playground.model import ModelShape
 from playground.policy import Policy
 from playground.scheduler import Scheduler
 from playground.sim.backend import SimBackend
-from playground.sim.capacity import RESERVE_BYTES, kv_blocks
+from playground.sim.capacity import RESERVE_BYTES, Layout, kv_blocks
+from playground.sim.cluster import Cluster
 from playground.sim.cost import CostModel
 from playground.sim.device import Device
 from playground.sim.durations import Modelled
+from playground.sim.fabric import Fabric
+from playground.sim.links import Links, Sheet
+from playground.sim.system import Manners, System, shared_experts
+from playground.sim.traffic import Traffic, check_experts
 from playground.workload.source import Source
 
 
@@ -47,6 +52,12 @@ class BackendFactory(Protocol):
     def where(self, plan: Plan) -> str:
         """The device that the run's times are of."""
         ...
+
+
+class LinksFactory(Protocol):
+    """What `links._target_` names: links, or what says which links a device has."""
+
+    def of(self, device: Device) -> Links: ...
 
 
 class Study(Protocol):
@@ -65,6 +76,7 @@ class Plan:
     model: ModelShape
     device: Device
     checkpoint: str
+    links: LinksFactory = field(default_factory=Sheet)
 
     @property
     def tp(self) -> int:
@@ -86,8 +98,35 @@ class Plan:
             max_length=self.model.max_length,
             stages=self.stages,
             ranks=self.settings.parallel.replicas,
+            lockstep=self.settings.parallel.dp_attention,
             **more,
         )
+
+    @property
+    def cut(self) -> dict[str, Any]:
+        """How the model is cut, as cost models take it. What is as usual is left out: not every model knows of it."""
+        parallel = self.settings.parallel
+        cut: dict[str, Any] = {"tp": self.tp, "stages": self.stages}
+        if parallel.layers is not None:
+            cut["layers"] = tuple(parallel.layers)
+        if self.model.experts and (parallel.ep > 1 or parallel.dp_attention):
+            cut |= {"ep": parallel.ep, "pooling": parallel.replicas if parallel.dp_attention else 1}
+        return cut
+
+    def traffic(self) -> Traffic:
+        """Who talks to whom in a step, and over what."""
+        parallel = self.settings.parallel
+        links = self.links.of(self.device)
+        cluster = Cluster(links, self.tp, self.stages, parallel.replicas, parallel.dp_attention)
+        layers = Layout.of(self.model, self.tp, self.stages, parallel.layers).layers
+        return Traffic(self.model, cluster, layers, parallel.exchange)
+
+    @property
+    def linked(self) -> bool:
+        """Whether what a step sends depends on more than the device's own sheet."""
+        parallel = self.settings.parallel
+        talks = self.tp > 1 or self.stages > 1
+        return parallel.dp_attention or (talks and (not isinstance(self.links, Sheet) or parallel.overlap != "none"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +145,35 @@ class Simulated:
     skip_ahead: bool = True
 
     def make(self, plan: Plan) -> SimBackend:
-        return SimBackend(self._spec(plan), Modelled(self.cost_model(plan), plan.stages), self.lane_gain)
+        parallel = plan.settings.parallel
+        check_experts(plan.model, parallel.ep, plan.tp * (parallel.replicas if parallel.dp_attention else 1))
+        manners = Manners(parallel.padding, parallel.overlap, parallel.overlap_rows)
+        cost = self.cost_model(plan)
+        if not plan.linked:
+            return SimBackend(self._spec(plan), Modelled(cost, plan.stages), self.lane_gain)
+        traffic, spec = plan.traffic(), self._spec(plan)
+        shared = len(spec.groups) > 1 or spec.stages > 1 or parallel.overlap == "lanes"
+        system = System(cost, traffic, manners, shared, shared_experts(plan.model, plan.device, plan.tp))
+        if not shared:
+            return SimBackend(spec, system, self.lane_gain)
+        # Here a stretch of steps is told step by step: others may come to use the same ports.
+        return SimBackend(replace(spec, repeats=False), system, build=Fabric(traffic.cluster, self.lane_gain))
 
     def where(self, plan: Plan) -> str:
         return plan.device.name
 
     def cost_model(self, plan: Plan) -> CostModel:
         size = plan.settings.kv.block_size
-        return self.cost(model=plan.model, device=plan.device, tp=plan.tp, stages=plan.stages, block_size=size)
+        return self.cost(model=plan.model, device=plan.device, block_size=size, **plan.cut)
 
     def _spec(self, plan: Plan) -> Spec:
         fitting = kv_blocks(
             plan.model,
             plan.device,
-            plan.tp,
-            plan.stages,
             block_size=plan.settings.kv.block_size,
             utilization=self.utilization,
             reserve_bytes=self.reserve_bytes,
+            **plan.cut,
         )
         return plan.spec(fitting, forwards_tokens=True, repeats=self.skip_ahead)
 
@@ -316,7 +366,8 @@ def _source(settings: Settings) -> Source:
 def _plan(settings: Settings) -> Plan:
     model: ModelShape = make("model", settings.model, ModelShape)
     device: Device = make("device", settings.device, Device)
-    return Plan(settings, model, device, str(settings.model.get("path", "")))
+    links: LinksFactory = make("links", settings.links, LinksFactory)
+    return Plan(settings, model, device, str(settings.model.get("path", "")), links)
 
 
 def scheduler(settings: Settings, spec: Spec) -> Scheduler:
@@ -331,4 +382,6 @@ def scheduler(settings: Settings, spec: Spec) -> Scheduler:
             prefix_cache=settings.kv.prefix_cache,
             requeue=queueing.requeue,
             report_interval=queueing.report_interval,
+            report_steps=queueing.report_steps,
+            report_delay=queueing.report_delay,
         )

@@ -11,6 +11,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from playground.reports import check_reports
+
 MOST_REPLICAS = 4096
 
 
@@ -20,16 +22,38 @@ class SettingError(ValueError):
 
 @dataclass
 class Parallel:
-    """How many devices share the work: pipeline `stages` of `tp` devices each, in `replicas` copies."""
+    """How many devices share the work: pipeline `stages` of `tp` devices each, in `replicas` copies.
+
+    `layers`: how many each stage holds (null: as even as it goes). `dp_attention`: the replicas are ranks of one group,
+    which step together and pool their tokens for the experts; `ep`: over how many ranks whole experts are dealt out.
+    `exchange`, `padding`, `overlap`, `overlap_rows`: see `playground.sim.traffic.Traffic` and `system.Manners`.
+    """
 
     stages: int = 1
     tp: int = 1
     replicas: int = 1
+    layers: list[int] | None = None
+    dp_attention: bool = False
+    ep: int = 1
+    exchange: str = "all_gather"
+    padding: str = "graphs"
+    overlap: str = "none"
+    overlap_rows: int = 0
 
     def __post_init__(self) -> None:
-        _at_least_one("parallel", self, "stages", "tp", "replicas")
+        _at_least_one("parallel", self, "stages", "tp", "replicas", "ep")
+        if self.layers is not None:
+            self._count_stages(self.layers)
         if self.replicas > MOST_REPLICAS:
             raise SettingError(f"parallel.replicas={self.replicas} must be at most {MOST_REPLICAS}")
+
+    def _count_stages(self, layers: list[int]) -> None:
+        if self.stages not in (1, len(layers)):
+            raise SettingError(
+                f"parallel.layers={layers} are {len(layers)} stages and parallel.stages={self.stages}: "
+                "give one of the two"
+            )
+        self.stages = len(layers)
 
 
 @dataclass
@@ -64,16 +88,22 @@ class Limits:
 
 @dataclass
 class Queueing:
-    """Where a preempted sequence waits (`front` or `back`), and how old the loads are that a router sees (seconds)."""
+    """Where a preempted sequence waits (`front` or `back`), and when ranks tell a router of their load.
+
+    All at multiples of `report_interval` seconds, or each after every `report_steps` steps; reports arrive
+    `report_delay` seconds later. With neither a router sees present loads.
+    """
 
     requeue: str = "front"
     report_interval: float = 0.0
+    report_steps: int = 0
+    report_delay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.report_interval >= 0:
-            raise SettingError(
-                f"queueing.report_interval={self.report_interval} must be 0 (always fresh) or more seconds"
-            )
+        try:
+            check_reports(self.report_interval, self.report_steps, self.report_delay)
+        except ValueError as error:
+            raise SettingError(f"queueing.{error}") from error
 
 
 @dataclass
@@ -99,6 +129,7 @@ class Settings:
     backend: Any = MISSING
     model: Any = MISSING
     device: Any = MISSING
+    links: Any = MISSING
     parallel: Parallel = field(default_factory=Parallel)
     kv: Kv = field(default_factory=Kv)
     limits: Limits = field(default_factory=Limits)
