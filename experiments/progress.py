@@ -45,6 +45,10 @@ class Watched:
     def total(self) -> int | None:
         return self._source.total
 
+    @property
+    def aborts(self) -> bool:
+        return getattr(self._source, "aborts", True)
+
     def due(self) -> float:
         return self._source.due()
 
@@ -125,7 +129,7 @@ class Tally:
     failed: list[str] = field(default_factory=list)
     shares: dict[int, float] = field(default_factory=dict)
     _ended: int = 0
-    _began: float = field(default_factory=monotonic)
+    _began: float = field(default_factory=lambda: monotonic())
 
     @property
     def total(self) -> int:

@@ -212,7 +212,8 @@ class Step:
     `starts` are the requests that no earlier step of this group named, `ends` the sequences that no later one will.
     `dummies` are ranks of a lockstep group that have nothing to do and must take part nevertheless.
     `repeat`: the step may be done up to so many times in a row, every slice one token further each time; how
-    often it was done is `Done.count`. Only a backend whose `Spec.repeats` holds ever sees a repeat above 1.
+    often it was done is `Done.count`. Only a backend whose `Spec.repeats` holds ever sees a repeat above 1. `certain`:
+    nothing that comes while it runs can take back what it does, so that repetitions may be told of when all are done.
     """
 
     id: int
@@ -224,6 +225,7 @@ class Step:
     ends: tuple[int, ...] = ()
     dummies: tuple[int, ...] = ()
     repeat: int = 1
+    certain: bool = False
     lanes: tuple[str, ...] = field(init=False)
     """Lanes in use, in order of first use: one `Done` comes back for each."""
     columns: Columns = field(init=False, repr=False, compare=False)

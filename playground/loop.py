@@ -42,6 +42,7 @@ class Stuck(RuntimeError):
 
 def serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Recorder) -> None:
     """Serve until the source has nothing due, nothing waits and nothing is in flight."""
+    scheduler.aborts = getattr(source, "aborts", True)
     with _little_garbage():
         _serve(source, scheduler, backend, recorder)
 

@@ -112,6 +112,8 @@ class Scheduler:
         self._reports = Reports(self.ranks, report_interval, report_steps, report_delay) if late else None
         self._group_of_step: dict[int, Group] = {}
         self._steps = 0
+        self.aborts = True
+        """Whether a client may go away; who knows better may say so before the first step."""
         self.ended: list[Ended] = []
         """Requests that ended since somebody took this list."""
         self.events: list[Event] = []
@@ -284,7 +286,7 @@ class Scheduler:
         computing = {part.rank for part in slices} if self.spec.lockstep else ()
         dummies = tuple(rank.index for rank in group.ranks if rank.index not in computing) if computing else ()
         repeat = self._repeat(group, drafts, slices, copies) if self.spec.repeats else 1
-        step = Step(self._steps, group.index, now, slices, copies, starts, ends, dummies, repeat)
+        step = Step(self._steps, group.index, now, slices, copies, starts, ends, dummies, repeat, not self.aborts)
         self._check_limits(step.columns)
         self._steps += 1
         group.ordinal += 1

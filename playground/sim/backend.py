@@ -14,9 +14,10 @@ from operator import sub
 from typing import Any, NamedTuple, Protocol
 
 from simpy.core import Environment
+from simpy.events import Timeout
 
 from playground.core import COPY_IN, COPY_OUT, Columns, Done, Request, Spec, Step
-from playground.sim.durations import Durations, LaneTimes
+from playground.sim.durations import Durations, LaneTimes, StepTimes
 from playground.sim.processor import Finished, Processor
 
 _TOKEN = (0,)
@@ -35,6 +36,12 @@ class _Launched(NamedTuple):
     step: Step
     launched: float
     host: float
+
+
+class _Stretch(NamedTuple):
+    done: Done
+    step: Step
+    ticks: list[float]
 
 
 class Resource(Protocol):
@@ -71,9 +78,13 @@ class SimBackend:
         self._environment = _Clock()
         machine = build(self._environment, spec) if build else _unshared(self._environment, spec, lane_gain)
         self._stages, self._links, self._engines = machine
+        self._hosts = [0.0 for _ in spec.groups]
+        """Until when the host of each group is busy planning."""
         self._last: list[dict[int, int]] = [{} for _ in spec.groups]
         """Length of each sequence of each group when it samples its last token."""
         self._ready: deque[tuple[Done, Step]] = deque()
+        self._held: _Stretch | None = None
+        """Repetitions that are done but for the last, which something came in the middle of."""
         self._launched = self._answered = -1
         """The last step that was launched, and the last one that had been when `wait` answered last."""
 
@@ -88,12 +99,31 @@ class SimBackend:
             last[request.id] = request.prompt_length + _output_length(request) - 1
         self._launched = step.id
         times = self._durations.of(step)
-        self._advance(self.now() + times.host)
-        launched = _Launched(step, self.now(), times.host)
-        for lane in step.lanes:
+        if len(self._hosts) == 1:
+            self._advance(self.now() + times.host)
+            self._begin(_Launched(step, self.now(), times.host), times)
+        else:
+            self._plan(step, times)
+
+    def _plan(self, step: Step, times: StepTimes) -> None:
+        """Each group has a host of its own, which plans one step after another: those of others need not wait."""
+        begins = max(self.now(), self._hosts[step.group]) + times.host
+        self._hosts[step.group] = begins
+        launched = _Launched(step, begins, times.host)
+        if begins <= self.now():
+            self._begin(launched, times)
+            return
+        timer = Timeout(self._environment, begins - self.now())
+        assert timer.callbacks is not None
+        timer.callbacks.append(lambda _: self._begin(launched._replace(launched=self.now()), times))
+
+    def _begin(self, launched: _Launched, times: StepTimes) -> None:
+        for lane in launched.step.lanes:
             _Journey(self, launched, lane, times.lanes[lane]).begin()
 
     def wait(self, until: float = inf) -> Done | None:
+        if self._held:
+            return self._go_on(self._held, until)
         environment = self._environment
         while not self._ready:
             following = environment.peek()
@@ -144,11 +174,11 @@ class SimBackend:
 
     # --- quiet stretches
 
-    def _repeat(self, done: Done, step: Step, until: float) -> Done:
+    def _repeat(self, done: Done, step: Step, until: float) -> Done | None:
         """Go on with the same decodes until a sequence ends, something else happens, or `until` would be passed.
 
         Only exactly what stepping would do: a repetition that does not end before the next event is left to the
-        loop, which may decide otherwise.
+        loop, which may decide otherwise; but one that has begun at `until` nobody can take back if it is `certain`.
         """
         if done.ended or self._ready:
             return done
@@ -161,13 +191,26 @@ class SimBackend:
         for host, work in islice(self._durations.ticks(step), most - 1):
             finish += host
             finish += work
-            if finish > until or finish >= following:
+            if finish >= following or (finish > until and not step.certain):
                 break
             ticks.append(finish)
+            if finish > until:
+                self._held = _Stretch(done, step, ticks)
+                return self._go_on(self._held, until)
+        return self._merged(done, step, ticks)
+
+    def _go_on(self, stretch: _Stretch, until: float) -> Done | None:
+        if stretch.ticks[-1] > until:
+            self._advance(until)
+            return None
+        self._held = None
+        return self._merged(*stretch)
+
+    def _merged(self, done: Done, step: Step, ticks: list[float]) -> Done:
         count = len(ticks)
         if count == 1:
             return done
-        ended = self._ended(step.group, slices, count - 1)
+        ended = self._ended(step.group, step.columns, count - 1)
         self._advance(ticks[-1])
         tokens = dict.fromkeys(done.tokens, _TOKEN * count)
         return Done(

@@ -20,7 +20,10 @@ Event = Arrive | Abort
 
 
 class Source(Protocol):
-    """What the loop asks of a workload."""
+    """What the loop asks of a workload.
+
+    One whose clients never go away may say `aborts = False`: then a simulation need not stop at every arrival.
+    """
 
     @property
     def total(self) -> int | None:
@@ -55,6 +58,7 @@ class OpenLoop:
         self._requests = _ordered(requests)
         self._next = next(self._requests, None)
         self._aborts = deque(sorted(aborts))
+        self.aborts = bool(self._aborts)
         self._abortable = {request for _, request in self._aborts}
 
     def due(self) -> float:
@@ -91,6 +95,8 @@ class ClosedLoop:
     `concurrency` requests arrive at time 0; the arrivals that `requests` come with are replaced. Never are more than
     `concurrency` requests in the system. `requests` may be an iterator.
     """
+
+    aborts = False
 
     def __init__(self, requests: Iterable[Request], concurrency: int, think: float = 0.0) -> None:
         check_count("workload.concurrency", concurrency)
@@ -143,6 +149,8 @@ class Sessions:
 
     A call that is rejected or aborted counts as ended: the session goes on.
     """
+
+    aborts = False
 
     def __init__(self, sessions: Sequence[Session]) -> None:
         self.total = sum(len(session.calls) for session in sessions)

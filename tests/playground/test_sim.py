@@ -309,12 +309,12 @@ def test_waiting_for_ever_for_nothing_is_an_error():
 # --- quiet stretches
 
 
-def decode(repeat, prompt=4, output=9, per_context=0.0):
+def decode(repeat, prompt=4, output=9, per_context=0.0, certain=False):
     """A backend on which one sequence has its prompt done, and a decode that may be repeated is launched."""
     backend = modelled(Spec(blocks=9, repeats=True), base=1.0, per_context=per_context)
     backend.launch(step(0, part(0, prompt), starts=(Request(0, 0.0, prompt, 99, output),)))
     backend.wait()
-    backend.launch(step(1, part(0, 1, prompt), repeat=repeat))
+    backend.launch(step(1, part(0, 1, prompt), repeat=repeat, certain=certain))
     return backend
 
 
@@ -332,6 +332,19 @@ def test_a_stretch_is_no_longer_than_allowed():
 def test_a_stretch_stops_before_it_would_miss_something():
     backend = decode(repeat=99)
     assert backend.wait(4.0).count == 3 and backend.now() == 4.0
+
+
+def test_what_nobody_can_take_back_goes_on_over_an_arrival_to_the_end_of_its_repetition():
+    backend = decode(repeat=99, certain=True)
+    assert backend.wait(4.25) is None and backend.now() == 4.25
+    assert backend.wait(4.5) is None and backend.now() == 4.5
+    done = backend.wait(100.0)
+    assert (done.count, done.finished, done.ended, backend.now()) == (4, 5.0, (), 5.0)
+
+
+def test_a_certain_stretch_that_ends_in_the_middle_of_a_wait_ends_there():
+    done = decode(repeat=3, certain=True).wait(4.25)
+    assert (done.count, done.finished) == (3, 4.0)
 
 
 def test_no_stretch_follows_an_interruption():
