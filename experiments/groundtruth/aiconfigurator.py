@@ -1,37 +1,44 @@
 """NVIDIA AIConfigurator's measured points: closed loops of equal requests on H100 and H200; mean TTFT and TPOT only.
 
-The servers' flags, the requests sent per user and any jitter of lengths are not in the file: defaults are assumed.
+The servers' flags are not in the file: defaults are assumed. InferenceMAX publishes what its client sends (10 requests
+a user, lengths between 0.8 and 1 of the nominal ones); for the points that NVIDIA measured we assume equal lengths.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import replace
 
 from experiments.groundtruth import data
 from experiments.groundtruth.case import Case, Skipped
 from experiments.groundtruth.costs import Hardware
 from experiments.groundtruth.engines import Engine
 from experiments.groundtruth.serving import ClosedLoad, Serving
-from playground.core import Request
 
 SOURCE = "aiconfigurator"
 Row = dict[str, str]
 
 MODELS = {
     "Qwen/Qwen3-32B": "qwen3-32b",
+    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
+    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "openai/gpt-oss-120b": "gpt-oss-120b",
 }
-"""Shapes that the rows' models have, in bf16."""
+OWN = ("deepseek-v3", "gpt-oss-120b")
+"""Shapes that ship in the format they are served in."""
+FORMATS = {"": None, "fp8": "fp8", "fp8_block": "fp8"}
 DEVICES = {"h100_sxm": "h100", "h200_sxm": "h200"}
-ENGINES = {
-    "vllm": Engine("vllm"),
-    "sglang": Engine("sglang"),
-    "trtllm": Engine("trtllm", max_seqs=2048),
-}
+ENGINES = {"vllm": Engine("vllm"), "sglang": Engine("sglang"), "trtllm": Engine("trtllm", max_seqs=2048)}
 """SGLang and TensorRT-LLM overlap host and device by default. Here their host time is what they fail to hide: what a
 step lasts is the same, and quiet stretches can be skipped."""
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+INFERENCE_MAX = "InferenceX/InferenceMAX dump"
+SHORTEST = 0.8
+"""InferenceMAX's RANDOM_RANGE_RATIO: lengths are drawn evenly from this share of the nominal one up to it."""
 
 
 def cases() -> list[Case]:
@@ -49,44 +56,61 @@ def _rows() -> list[Row]:
 
 def _obstacle(row: Row) -> str:
     """Why a row cannot be replayed; empty if it can."""
-    if row["gemm_quant_mode"]:
-        return f"{row['gemm_quant_mode']} weights are not costed here"
     if row["model_path"] not in MODELS:
         return "no shape of this model ships"
-    if float(row["pp_size"] or 1) > 1 or float(row["attention_dp_size"] or 1) > 1:
+    if _number(row, "pp_size") > 1 or _number(row, "attention_dp_size") > 1:
         return "pipelines and DP attention are not in this replay"
+    tp, expert_ranks = _number(row, "tp_size"), _number(row, "moe_tp_size") * _number(row, "moe_ep_size")
+    if tp > 8:
+        return "more ranks than a host has GPUs: misread from the run's name"
+    shape = _hardware(row).shape
+    if shape.experts and expert_ranks != tp:
+        return "experts over other ranks than attention"
+    try:
+        _hardware(row).kv_blocks()
+    except ValueError:
+        return "by our count its weights leave no room for KV"
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    users: int
-    prompt: int
-    output: int
+def _number(row: Row, name: str) -> int:
+    return int(float(row[name] or 1))
+
+
+def _hardware(row: Row) -> Hardware:
+    model = MODELS[row["model_path"]]
+    weights = None if model in OWN else FORMATS[row["gemm_quant_mode"]]
+    # NVIDIA's FP8 checkpoints for TensorRT-LLM hold keys and values in FP8, too.
+    kv = "fp8" if row["backend"] == "trtllm" and weights else None
+    ep = _number(row, "moe_ep_size") if _model_has_experts(model) else 1
+    return Hardware(model, DEVICES[row["system"]], _number(row, "tp_size"), weights=weights, kv=kv, ep=ep)
+
+
+def _model_has_experts(model: str) -> bool:
+    return Hardware(model, "h200").shape.experts is not None
 
 
 def _case(row: Row) -> Case:
-    point = _Point(int(float(row["concurrency"])), int(row["isl"]), int(row["osl"]))
-    hardware = Hardware(MODELS[row["model_path"]], DEVICES[row["system"]], int(float(row["tp_size"])))
-    name = f"{NAMES[row['backend']]} {row['backend_version']}"
-    load = ClosedLoad(point.users, point.prompt, point.output)
-    # Random prompts share nothing.
-    serving = Serving(hardware, ENGINES[row["backend"]], name, load, prefix_cache=False)
+    hardware, users = _hardware(row), _number(row, "concurrency")
+    prompt, output = int(row["isl"]), int(row["osl"])
+    drawn = row["source"] == INFERENCE_MAX
+    load = ClosedLoad(users, prompt, output, SHORTEST if drawn else 1.0)
+    engine = ENGINES[row["backend"]]
+    name = f"{NAMES[row['backend']]} {row['backend_version']}".strip()
+    # Random prompts share nothing. InferenceMAX lets as many sequences in as there are users.
+    engine = replace(engine, max_seqs=users) if drawn else engine
+    serving = Serving(hardware, engine, f"{name}, {hardware.model}", load, prefix_cache=False)
     ttft, tpot = float(row["silicon_ttft_ms"]) / 1e3, float(row["silicon_tpot_ms"]) / 1e3
     return Case(
         source=SOURCE,
-        name=f"{point.prompt}/{point.output} tokens, {point.users} users",
+        name=f"{prompt}/{output} tokens, {users} users",
         split="fit" if row["split"] == "fit" else "test",
         engine=name,
-        model=hardware.model,
+        model=f"{hardware.model}{' ' + hardware.weights if hardware.weights else ''}",
         device=hardware.device,
         tp=hardware.tp,
-        load="saturated" if serving.saturated(_all_at_once(point)) else "below saturation",
-        measured={"ttft": ttft, "tpot": tpot, "e2el": ttft + tpot * (point.output - 1)},
+        load="saturated" if serving.saturated(users, prompt + output) else "below saturation",
+        measured={"ttft": ttft, "tpot": tpot, "e2el": ttft + tpot * (load.mean_output - 1)},
         trial=serving,
-        assumed="the server's default flags; 10 requests a user",
+        assumed="the server's default flags" + ("" if drawn else "; 10 requests a user"),
     )
-
-
-def _all_at_once(point: _Point) -> list[Request]:
-    return [Request(number, 0.0, point.prompt, point.output) for number in range(point.users)]

@@ -33,7 +33,7 @@ def fit(cases: Iterable[Case], predict: Predict) -> Calibration:
     for case in cases:
         if case.split == "fit" and _tells(case):
             by_engine.setdefault(_engine(case), []).append(case)
-    return {name: _fit_engine(rows, predict) for name, rows in by_engine.items() if len(rows) >= ENOUGH}
+    return {name: _fit_engine(_thinned(rows), predict) for name, rows in by_engine.items() if len(rows) >= ENOUGH}
 
 
 def _engine(case: Case) -> str:
@@ -47,8 +47,13 @@ def _tells(case: Case) -> bool:
     return isinstance(case.trial, Serving | Batch) and case.load != "saturated" and possible
 
 
-ENOUGH = 3
-"""Rows: below that a fit says nothing."""
+ENOUGH, MOST = 3, 20
+"""Rows: below that a fit says nothing, above that it takes long."""
+
+
+def _thinned(rows: list[Case]) -> list[Case]:
+    """At most `MOST`, evenly spread over the list."""
+    return rows[:: -(-len(rows) // MOST)]
 
 
 def _fit_engine(rows: Sequence[Case], predict: Predict) -> Unknowns:

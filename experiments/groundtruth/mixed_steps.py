@@ -1,7 +1,7 @@
 """Mixed steps that a user of AIConfigurator measured on an H200 with vLLM 0.18 (its issue #1150).
 
-The issue does not name the model. Its author's pull request #1151 of the same day is about Qwen3-8B on that machine, and
-the predictions that the issue quotes (22 us a prompt token) are those of an 8B model.
+The issue does not name the model. Its author's pull request #1151 of the same day is about Qwen3-8B on that machine,
+and the predictions that the issue quotes (22 us a prompt token) are those of an 8B model.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from playground.core import Done, Request, Step
 from playground.scheduler import Ended, Event, Group
 
-Array = np.ndarray
+Array = np.ndarray[Any, Any]
 
 
 class InMemory:
@@ -71,17 +73,17 @@ class InMemory:
 
     @property
     def ttft(self) -> Array:
-        return np.subtract(self._first, self._arrival)
+        return np.asarray(self._first - self._arrival)
 
     @property
     def tpot(self) -> Array:
         """NaN where there is but one token."""
         later = np.where(self.outputs > 1, self.outputs - 1.0, np.nan)
-        return np.divide(self._finished - self._first, later)
+        return np.asarray((self._finished - self._first) / later)
 
     @property
     def e2el(self) -> Array:
-        return np.subtract(self._finished, self._arrival)
+        return np.asarray(self._finished - self._arrival)
 
     @property
     def preemptions(self) -> int:

@@ -38,6 +38,7 @@ def skipped(folder: Path = FOLDER) -> list[Skipped]:
 
 def write_unknowns(fits: Mapping[str, Calibration], folder: Path = FOLDER) -> None:
     """By cost model."""
+    folder.mkdir(parents=True, exist_ok=True)
     content = {cost: calibration.as_json(fit) for cost, fit in fits.items()}
     provenance.write(folder / UNKNOWNS, provenance.facts() | {"unknowns": _rounded(content)})
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
+
+import numpy as np
 
 from experiments.groundtruth.calibration import Calibration, Unknowns
 from experiments.groundtruth.case import Metrics
@@ -46,21 +48,37 @@ class OpenLoad:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoad:
-    """`users` clients, each sending its next request when its last one ended; all requests alike, prompts random."""
+    """`users` clients, each sending its next request when its last one ended; prompts random.
+
+    Lengths are drawn evenly from `shortest` times the nominal ones up to these.
+    """
 
     users: int
     prompt: int
     output: int
+    shortest: float = 1.0
+
+    @property
+    def mean_output(self) -> float:
+        return self.output * (1 + self.shortest) / 2
 
     def source(self, service: float) -> ThroughFrontEnd:
         return ThroughFrontEnd(self._requests(), self.users, service)
 
     def least(self) -> Request:
-        return Request(0, 0.0, self.prompt, self.output, self.output)
+        return Request(0, 0.0, self._least(self.prompt), self._least(self.output))
 
     def _requests(self) -> Iterator[Request]:
-        for number in range(self.users * REQUESTS_PER_USER):
-            yield Request(number, 0.0, self.prompt, self.output, self.output)
+        count = self.users * REQUESTS_PER_USER
+        rng = np.random.default_rng(0)
+        prompts, outputs = (
+            rng.integers(self._least(nominal), nominal + 1, count).tolist() for nominal in (self.prompt, self.output)
+        )
+        for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+            yield Request(number, 0.0, prompt, output, output)
+
+    def _least(self, nominal: int) -> int:
+        return int(nominal * self.shortest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +118,10 @@ class Serving:
             "tpot": floor(self.hardware, decodes(1, request.prompt_length)),
         }
 
-    def saturated(self, requests: Sequence[Request]) -> bool:
-        """Whether these, all at once, ask for more KV or seats than there are: then a queue forms."""
+    def saturated(self, users: int, length: int) -> bool:
+        """Whether so many requests at once ask for more KV or seats than there are: then a queue forms."""
         spec = self._spec(self.engine)
-        needed = sum(spec.blocks_for(request.prompt_length + request.max_tokens) for request in requests)
-        return needed > spec.blocks * spec.ranks or len(requests) > spec.max_seqs * spec.ranks
+        return users * spec.blocks_for(length) > spec.blocks * spec.ranks or users > spec.max_seqs * spec.ranks
 
     def _spec(self, engine: Engine) -> Spec:
         blocks = self.hardware.kv_blocks() if self.blocks is None else self.blocks

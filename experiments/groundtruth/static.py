@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from experiments.groundtruth import physics
 from experiments.groundtruth.calibration import Calibration, Unknowns
 from experiments.groundtruth.case import Metrics
 from experiments.groundtruth.costs import Hardware, cost_model
+from experiments.groundtruth.physics import Floor
 from playground.core import Slice
 from playground.sim.cost import CostModel, Shape
 
@@ -30,7 +30,7 @@ def step_time(cost: CostModel, slices: list[Slice]) -> float:
 
 def floor(hardware: Hardware, slices: list[Slice]) -> float:
     """Seconds that the step takes at the least."""
-    return physics.floor(hardware.shape, hardware.sheet, hardware.tp, Shape.of(slices))
+    return Floor.of(hardware.shape, hardware.sheet, hardware.tp).seconds(Shape.of(slices))
 
 
 @dataclass(frozen=True, slots=True)
