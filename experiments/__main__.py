@@ -1,26 +1,49 @@
-"""Commands about runs that are over: `python -m experiments parity RUN_DIR ...`."""
+"""Commands about runs and sweeps that are there: `python -m experiments parity RUN_DIR ...`, `... resume SWEEP_DIR`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
+from experiments import points, run
 from experiments.errors import explain
 from experiments.parity import prove
 from experiments.progress import waiting
+from experiments.settings import SettingError
 from playground.check.parity import Divergence
 
 PARITY = (
     "Replay runs through the simulator and compare every decision: those of backend=engine and backend=costed, and "
     "simulated ones made with backend.skip_ahead=false."
 )
+RESUME = (
+    "Go on with a sweep that was interrupted or killed: the same command in the same working directory, without the "
+    "points that are finished. Those that failed are tried again."
+)
 
 
 def main() -> int:
     """0: all decisions are identical. 1: they are not. 2: a folder that cannot be replayed."""
     arguments = _parser().parse_args()
+    if "sweep_dir" in arguments:
+        return _resume(arguments.sweep_dir.resolve())
     return max(_parity(folder) for folder in arguments.run_dirs)
+
+
+def _resume(folder: Path) -> int:
+    """As the sweep's own command ends."""
+    try:
+        sweep = points.read(folder)
+        os.chdir(sweep["cwd"])
+    except (SettingError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    given = [argument for argument in sweep["command"] if not argument.startswith("hydra.sweep.dir=")]
+    sys.argv = ["playground", *given, f"hydra.sweep.dir='{folder}'"]
+    run.main()
+    return 0
 
 
 def _parity(run_dir: Path) -> int:
@@ -40,12 +63,16 @@ def _parity(run_dir: Path) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m experiments", description="Commands about runs that are over.")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments", description="Commands about runs and sweeps that are there."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parity = commands.add_parser(
         "parity", help="replay runs through the simulator and compare every decision", description=PARITY
     )
     parity.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a run")
+    resume = commands.add_parser("resume", help="go on with a sweep that was interrupted", description=RESUME)
+    resume.add_argument("sweep_dir", type=Path, metavar="SWEEP_DIR", help="the folder of a sweep")
     return parser
 
 

@@ -22,6 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext
@@ -48,7 +49,7 @@ Batch = Mapping[int, Point]
 
 @dataclass
 class ProcessesConf:
-    """`workers`: points at a time (null: one a core); `start`: fork, spawn or forkserver (null: what is safe here)."""
+    """`workers`: points at a time (null: one a core); `start`: fork or spawn (null: what is safe here)."""
 
     _target_: str = f"{__name__}.Processes"
     workers: int | None = None
@@ -90,8 +91,8 @@ class Processes(Launcher):
     def __init__(self, workers: int | None = None, start: str | None = None) -> None:
         if workers is not None and workers < 1:
             raise SettingError(f"hydra.launcher.workers={workers} must be at least 1 (null: one a core)")
-        if start not in (None, "fork", "spawn", "forkserver"):
-            raise SettingError(f"hydra.launcher.start={start} must be fork, spawn or forkserver (null: what is safe)")
+        if start not in (None, "fork", "spawn"):
+            raise SettingError(f"hydra.launcher.start={start} must be fork or spawn (null: what is safe here)")
         self._workers = workers or cores()
         self._start = start or method()
 
@@ -103,7 +104,8 @@ class Processes(Launcher):
         setup_globals()
         batch = {initial_job_idx + i: list(point) for i, point in enumerate(job_overrides)}
         folder = self._runner.folder
-        with points.claim(folder, list(batch.values()), sys.argv[1:]):
+        command = [_as_given(argument) for argument in sys.argv[1:]]
+        with points.claim(folder, list(batch.values()), command):
             done = {number: point for number, point in points.finished(folder).items() if number in batch}
             self._check(batch, done)
             OmegaConf.save(self._runner.config, folder / "multirun.yaml")
@@ -139,11 +141,30 @@ class Processes(Launcher):
             raise
 
 
-def in_folder(arguments: Sequence[str]) -> list[str]:
-    """With a sweep's `run_dir=FOLDER` as Hydra calls the folder of all its points."""
-    if not {"-m", "--multirun"} & set(arguments):
+def for_sweep(arguments: Sequence[str]) -> list[str]:
+    """A sweep's arguments as Hydra must get them: `run_dir=FOLDER` is the folder of all points, and what belongs to a
+    part is held back until a point has chosen that part."""
+    if not {"-m", "--multirun"} & set(arguments) or {"--cfg", "-c"} & set(arguments):
         return list(arguments)
-    return [re.sub(r"^run_dir=(?=[^$,]+$)", "hydra.sweep.dir=", argument) for argument in arguments]
+    return [re.sub(r"^run_dir=(?=[^$,]+$)", "hydra.sweep.dir=", _held_back(argument)) for argument in arguments]
+
+
+def _held_back(argument: str) -> str:
+    """As a sweep over one value: others Hydra applies first to the default parts, which may not have the option."""
+    key, _, value = overrides.quoted([argument])[0].partition("=")
+    if not value or not re.match(r"\+{0,2}(?!hydra\b)\w+[./]", key):
+        return argument
+    parser, held = OverridesParser.create(), f"{key}=choice({value})"
+    try:
+        already = parser.parse_override(f"{key}={value}").is_sweep_override()
+        parser.parse_override(held)
+    except HydraException:
+        return argument
+    return argument if already else held
+
+
+def _as_given(argument: str) -> str:
+    return re.sub(r"=choice\(([^,]*)\)$", r"=\1", argument)
 
 
 def register() -> None:
@@ -284,7 +305,7 @@ class Reporter:
 def _announce(folder: Path, tally: Tally, workers: int) -> None:
     print(f"{tally.total} points, {workers} at a time: {folder}", flush=True)
     if tally.over:
-        print(f"{tally.over} of them are finished already", flush=True)
+        print(f"{tally.over} of them {'is' if tally.over == 1 else 'are'} finished already", flush=True)
 
 
 def _how_to_go_on(folder: Path) -> str:

@@ -271,7 +271,7 @@ def main() -> None:
     # The console script, unlike `python -m`, would not find a user's module in the folder that it is called from.
     sys.path.append(os.getcwd())
     try:
-        overrides.completing(_compose_and_run, launcher.in_folder(overrides.in_order(sys.argv[1:])))
+        overrides.completing(_compose_and_run, launcher.for_sweep(overrides.in_order(sys.argv[1:])))
     except KeyboardInterrupt as interrupt:
         told = interrupt.args[0] if interrupt.args else "what was traced until then is in the run folder"
         print(f"interrupted: {told}", file=sys.stderr)

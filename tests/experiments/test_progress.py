@@ -1,7 +1,10 @@
 from time import sleep
 
+import pytest
+from rich.progress import Progress
+
 from experiments import progress
-from experiments.progress import Lines, Watched, meter, waiting
+from experiments.progress import Lines, SweepBar, Tally, Watched, meter, sweep_meter, waiting
 from playground.core import Request
 from playground.workload.source import OpenLoop
 
@@ -32,6 +35,47 @@ def test_a_terminal_gets_a_bar(monkeypatch):
         bar.update(2, 3, 1.0)
         (task,) = shown.tasks
         assert (task.completed, task.total, task.visible) == (2, 3, True)
+
+
+def tally(clock, monkeypatch):
+    monkeypatch.setattr(progress, "monotonic", lambda: clock[0])
+    return Tally({number: f"rate={number}" for number in range(8)}, over=2)  # two of an earlier session
+
+
+def test_a_sweep_says_how_long_it_will_take(monkeypatch):
+    clock = [100.0]
+    stand = tally(clock, monkeypatch)
+    assert stand.left(clock[0]) is None
+    stand.start(2)
+    stand.start(3)
+    stand.share(3, 0.5)
+    clock[0] = 110.0
+    assert stand.left(clock[0]) == pytest.approx(10 / 0.5 * 5.5)
+    stand.end(2, failed=True)
+    assert stand.left(clock[0]) == pytest.approx(10 / 1.5 * 4.5)
+    assert stand.told() == ", 1 failed (rate=2), about 30 s left"
+    clock[0] = 4000.0
+    assert stand.told().endswith("about 3 h 15 min left")
+
+
+def test_a_sweep_tells_lines_where_nobody_watches(capfd, monkeypatch):
+    clock = [0.0]
+    stand = tally(clock, monkeypatch)
+    with sweep_meter() as shown:
+        for clock[0] in (1.0, 3.0, 5.0, 14.0):
+            shown.show(stand)
+    assert capfd.readouterr().err == "sweep: 2 of 8 points\n" * 2
+
+
+def test_a_sweep_has_one_bar_on_a_terminal(monkeypatch):
+    stand = tally([0.0], monkeypatch)
+    stand.start(2)
+    stand.share(2, 0.25)
+    with Progress(disable=True) as shown:
+        SweepBar(shown).show(stand)
+        (task,) = shown.tasks
+    assert (task.completed, task.total, task.fields["told"]) == (2.25, 8, "2/8 points, about 0 s left")
+    assert task.fields["running"] == "rate=2 25%"
 
 
 def test_the_source_behind_it_is_unchanged():
