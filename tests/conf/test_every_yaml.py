@@ -51,7 +51,7 @@ def chosen(option: str) -> str:
 def test_an_option_builds(option):
     config = composed(chosen(option), *NEEDS.get(option, []))
     if missing := OmegaConf.missing_keys(config):
-        assert missing <= {"workload.path", "workload.trace"}  # a file that only a user has
+        assert missing <= {"workload.path", "workload.trace", "backend.cost.path"}  # a file that only a user has
         return
     parts = build(settings.read(config))
     try:
