@@ -146,7 +146,8 @@ class Simulated:
 
     def make(self, plan: Plan) -> SimBackend:
         parallel = plan.settings.parallel
-        check_experts(plan.model, parallel.ep, plan.tp * (parallel.replicas if parallel.dp_attention else 1))
+        sharing = plan.tp * (parallel.replicas if parallel.dp_attention else 1)
+        check_experts(plan.model, parallel.ep, sharing, parallel.exchange)
         manners = Manners(parallel.padding, parallel.overlap, parallel.overlap_rows)
         cost = self.cost_model(plan)
         if not plan.linked:

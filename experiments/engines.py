@@ -144,7 +144,7 @@ def _check_precision(plan: Plan) -> None:
 
 def _check_single(plan: Plan) -> None:
     parallel = plan.settings.parallel
-    for name in ("stages", "tp", "replicas"):
+    for name in ("stages", "tp", "replicas", "ep"):
         if (value := getattr(parallel, name)) > 1:
             raise SettingError(
                 f"parallel.{name}={value}: backend=engine has one device so far; take backend=sim or backend=costed"

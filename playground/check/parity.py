@@ -156,12 +156,13 @@ class Recorded:
         self._lanes: dict[int, dict[str, LaneTimes]] = {}
         self._hosts: dict[int, float] = {}
         free: dict[tuple[int, str, int], float] = {}
-        launched = 0.0
+        launched: dict[int, float] = {}
         for commit in sorted(recording.commits, key=lambda commit: (commit.step, commit.finished)):
             decision = recording.decisions[commit.step]
-            if commit.step not in self._hosts:  # one look may launch several steps, one after another
-                self._hosts[commit.step] = max(commit.launched - max(decision.planned, launched), 0.0)
-                launched = commit.launched
+            if commit.step not in self._hosts:  # one look may launch several steps of a group, one after another
+                before = max(decision.planned, launched.get(decision.group, 0.0))
+                self._hosts[commit.step] = max(commit.launched - before, 0.0)
+                launched[decision.group] = commit.launched
             self._lanes.setdefault(commit.step, {})[commit.lane] = _lane_times(commit, decision.group, free)
 
     def of(self, step: Step) -> StepTimes:

@@ -82,18 +82,20 @@ class Traffic:
         return self.cluster.ranks.all_to_all(rows * self.token_bytes)
 
 
-def check_experts(model: ModelShape, ep: int, ranks: int) -> None:
+def check_experts(model: ModelShape, ep: int, ranks: int, exchange: str = "all_gather") -> None:
     """Whether a model's experts can be dealt out over `ep` of the ranks that share them; one line that says why not."""
-    if ep == 1:
-        return
-    if model.experts is None:
+    if ep > 1 and model.experts is None:
         raise ValueError(f"parallel.ep={ep}: the model has no experts; set parallel.ep=1 or choose one that has")
-    if model.experts.count % ep:
+    if model.experts and model.experts.count % ep:
         raise ValueError(f"parallel.ep={ep} must divide the model's {model.experts.count} experts")
     if ranks % ep:
         raise ValueError(
             f"parallel.ep={ep} must divide the {ranks} devices that share experts: parallel.tp, times "
             "parallel.replicas with parallel.dp_attention=true"
+        )
+    if model.experts and exchange.endswith("all_to_all") and ep < ranks:
+        raise ValueError(
+            f"parallel.exchange={exchange} needs experts of its own on every rank: set parallel.ep={ranks}, or gather"
         )
 
 

@@ -205,6 +205,13 @@ def test_experts_that_cannot_be_dealt_out_say_why(model, ep, ranks, message):
         check_experts(model, ep, ranks)
 
 
+def test_only_whole_experts_can_be_sent_to():
+    with pytest.raises(ValueError, match=r"parallel.exchange=all_to_all needs .* set parallel.ep=4, or gather"):
+        check_experts(SPARSE, 2, 4, "all_to_all")
+    check_experts(SPARSE, 4, 4, "all_to_all")
+    check_experts(SPARSE, 2, 4)
+
+
 def test_experts_that_can_be_dealt_out():
     check_experts(SPARSE, 4, 8)
     check_experts(DENSE, 1, 3)

@@ -1,0 +1,127 @@
+"""Whole systems from the front door: what is composed is what runs, and wrong combinations are told in one line."""
+
+import pytest
+from hydra import compose, initialize_config_module
+
+from experiments import launcher, settings
+from experiments.build import build
+from experiments.overrides import completing
+from playground.loop import serve
+from playground.sim.durations import Modelled
+from playground.sim.system import System
+
+MOE = "model=qwen3-30b-a3b"
+DPA = "parallel=dp_attention"
+
+
+class Ends:
+    """A recorder of how requests ended."""
+
+    def __init__(self) -> None:
+        self.all = []
+
+    def ended(self, ended) -> None:
+        self.all.append(ended)
+
+    def ignored(self, *_) -> None: ...
+
+    arrived = looked = launched = committed = happened = ignored
+
+
+@pytest.fixture(autouse=True)
+def hydra_ready():
+    settings.register()
+    launcher.register()
+    with initialize_config_module("conf", version_base="1.3"):
+        yield
+
+
+def parts(*overrides: str):
+    options = ["run_dir=nowhere", "workload.requests=12", "device=h200", *overrides]
+    return build(settings.read(completing(lambda given: compose("config", given), options)))
+
+
+def seconds(*overrides: str) -> float:
+    """Mean end-to-end latency of a small run in which nothing is lost."""
+    run = parts(*overrides)
+    ends = Ends()
+    serve(run.source, run.scheduler, run.backend, ends)
+    run.scheduler.check()
+    assert [one.outcome for one in ends.all] == ["finished"] * 12
+    return sum(one.finished - one.request.arrival for one in ends.all) / 12
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (MOE, DPA, "parallel.replicas=4", "parallel.ep=4", "links=dgx_h200"),
+        (MOE, DPA, "parallel.replicas=4", "parallel.ep=4", "links=dgx_h200", "parallel.exchange=padded_all_to_all"),
+        (MOE, DPA, "parallel.replicas=2", "parallel.tp=2", "parallel.stages=2", "parallel.ep=4", "links=dgx_h200"),
+        (MOE, DPA, "parallel.replicas=16", "parallel.ep=16", "links=dgx_h200", "parallel.overlap=two_batch"),
+        (DPA, "parallel.replicas=3", "parallel.padding=always"),
+        ("parallel=tp2_pp2", "links=pcie4_switch", "parallel.replicas=2", "policy/overlap=run_ahead"),
+        ("parallel.layers=[20,12]", "links=ethernet", "parallel.overlap=lanes"),
+        ("parallel=dp4", "policy/route=vllm_dp", "queueing.report_steps=4", "queueing.report_delay=0.01"),
+    ],
+)
+def test_it_serves(overrides):
+    assert seconds(*overrides) > 0
+
+
+def test_without_links_nothing_is_built_for_them():
+    assert type(parts().backend._durations) is Modelled
+    assert type(parts("parallel=tp4").backend._durations) is Modelled
+    assert type(parts("parallel=dp4", "links=dgx_h200").backend._durations) is Modelled
+    assert type(parts("parallel=tp4", "links=dgx_h200").backend._durations) is System
+
+
+def test_one_replica_on_links_is_still_advanced_at_once():
+    assert parts("parallel=tp4", "links=dgx_h200").backend.spec.repeats
+    assert not parts("parallel=pp2", "links=dgx_h200").backend.spec.repeats
+
+
+def test_a_slower_way_between_hosts_is_slower():
+    pipeline = ("parallel.tp=8", "parallel.stages=2")
+    near, far = seconds(*pipeline, "links=dgx_h200"), seconds(*pipeline, "links=ethernet")
+    assert far > 1.5 * near
+
+
+def test_skipping_ahead_changes_nothing_on_links():
+    tp = ("parallel=tp4", "links=dgx_h200", "workload=offline")
+    assert seconds(*tp) == seconds(*tp, "backend.skip_ahead=false")
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (("parallel.ep=4",), "parallel.ep=4: the model has no experts; set parallel.ep=1 or choose one that has"),
+        ((MOE, DPA, "parallel.replicas=3", "parallel.ep=3"), "parallel.ep=3 must divide the model's 128 experts"),
+        ((MOE, DPA, "parallel.ep=4"), "parallel.ep=4 must divide the 2 devices that share experts"),
+        ((MOE, DPA, "parallel.exchange=all_to_all"), "parallel.exchange=all_to_all needs experts of its own on every"),
+        (("parallel.tp=3",), "parallel.tp=3 must divide the model's 32 heads"),
+        (
+            ("parallel.tp=16", "links=pcie4", "model=qwen3-32b"),
+            "parallel.tp=16: 16 devices need more than one host of 8",
+        ),
+        (
+            (DPA, "parallel.replicas=16", "links=pcie4"),
+            "parallel.tp=1, parallel.replicas=16: 16 devices need more than",
+        ),
+        (("parallel.stages=16", "links=pcie4"), "parallel.stages=16: stages of 1 devices need more than one host of 8"),
+        (("parallel.layers=[20,11]",), "parallel.layers=[20, 11] sum to 31; the model has 32"),
+        (
+            ("parallel.layers=[20,12]", "parallel.stages=3"),
+            "parallel.layers=[20, 12] are 2 stages and parallel.stages=3",
+        ),
+        ((DPA, "parallel.padding=some"), "parallel.padding=some must be one of graphs, always, never"),
+        (("queueing.report_delay=1",), "queueing.report_delay=1.0: say when reports are taken"),
+        (
+            ("links.all_reduce=one_shot", "links=pcie4", "parallel=tp4"),
+            "links.all_reduce=one_shot needs links.direct=true",
+        ),
+    ],
+)
+def test_wrong_combinations_are_told_in_one_line(overrides, message):
+    with pytest.raises(settings.SettingError) as caught:
+        parts(*overrides)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
