@@ -98,10 +98,12 @@ class ClosedLoop:
 
     aborts = False
 
-    def __init__(self, requests: Iterable[Request], concurrency: int, think: float = 0.0) -> None:
+    def __init__(
+        self, requests: Iterable[Request], concurrency: int, think: float = 0.0, total: int | None = None
+    ) -> None:
         check_count("workload.concurrency", concurrency)
         check_at_least("workload.think", think, 0)
-        self.total = len(requests) if isinstance(requests, Sized) else None
+        self.total = len(requests) if isinstance(requests, Sized) else total
         self._requests = iter(requests)
         self._think = think
         self._due: list[tuple[float, int, Request]] = []

@@ -117,7 +117,8 @@ class SyntheticWorkload(Made):
         named(self.arrivals)
 
     def source(self, seed: int) -> Source:
-        return OpenLoop(list(self.draw(seed)))
+        """Drawn while the run goes on: how many there are is known beforehand only where no `duration` cuts them."""
+        return OpenLoop(self.draw(seed), total=self.requests if self.duration is None else None)
 
     def draw(self, seed: int) -> Iterator[Request]:
         timed = shaping.retime(self.rows(seed), named(self.arrivals), self.rng(seed, ARRIVALS), self.rate)
@@ -137,7 +138,7 @@ class ClosedLoopWorkload(Made):
         check_at_least("workload.think", self.think, 0)
 
     def source(self, seed: int) -> Source:
-        return ClosedLoop(list(self.to_requests(self.rows(seed))), self.concurrency, self.think)
+        return ClosedLoop(self.to_requests(self.rows(seed)), self.concurrency, self.think, self.requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
