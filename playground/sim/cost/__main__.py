@@ -56,9 +56,9 @@ Model and device are those of the source where it names them, else --model and -
 
 FIT = """\
 Fits base + tokens + tokens beyond a knee + keys that decodes read + (query, key) pairs of prefills + sequences to what
-the steps of recorded runs took, by least squares of relative errors without negative coefficients (NNLS), steps that are
-far off counting less (Huber). A fifth of the steps, in blocks of neighbours, is held out and tells the error; intervals
-are 95 % of bootstrap fits over such blocks.
+the steps of recorded runs took, by least squares of relative errors without negative coefficients (NNLS), steps
+that are far off counting less (Huber). A fifth of the steps, in blocks of neighbours, is held out and tells the error;
+intervals are 95 % of bootstrap fits over such blocks.
 
 Log runs whose batches differ: prompts short and long, several rates, up to the load you will simulate. Steps with
 several lanes, ranks in lockstep or copies are left out. What cannot be told apart is refused, in one line.
