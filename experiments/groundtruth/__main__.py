@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from experiments.groundtruth import results, tables
 from experiments.groundtruth.calibration import Calibration
-from experiments.groundtruth.case import Case, Metrics
+from experiments.groundtruth.case import Metrics
 from experiments.groundtruth.costs import COSTS
 from experiments.groundtruth.fitting import Ask, fit
 from experiments.groundtruth.pool import Pool
@@ -21,6 +21,8 @@ from experiments.groundtruth.replay import Question, Row, answer, replay
 from experiments.groundtruth.sources import SOURCES
 
 SPLITS = ("fit", "test")
+FITTED = "roofline"
+"""No profile is of what rows marked `fit` ran on."""
 
 
 def main() -> None:
@@ -29,7 +31,7 @@ def main() -> None:
     if not wanted.tables:
         with Pool(wanted.workers) as pool:
             if wanted.fit:
-                results.write_unknowns({cost: _fit(cost, pool) for cost in wanted.cost})
+                results.write_unknowns({FITTED: _fit(pool)})
             rows = [row for source in wanted.source for row in _record(source, wanted.split, wanted.cost, pool)]
         print(tables.overview(rows))
         print()
@@ -46,15 +48,12 @@ def _record(source: str, splits: Sequence[str], costs: Sequence[str], pool: Pool
     return rows
 
 
-def _fit(cost: str, pool: Pool) -> Calibration:
+def _fit(pool: Pool) -> Calibration:
     def predict(asks: Sequence[Ask]) -> list[Metrics]:
-        questions = [Question(case, cost, unknowns) for case, unknowns in asks]
-        return [told for told in pool.map(f"fitting {cost}", answer, questions) if told is not None]
+        questions = [Question(case, FITTED, unknowns) for case, unknowns in asks]
+        return [told for told in pool.map("fitting", answer, questions) if told is not None]
 
-    cases: list[Case] = [case for source in SOURCES.values() for case in source.cases()]
-    supported = pool.map(f"asking {cost}", answer, [Question(c, cost, None) for c in cases if c.split == "fit"])
-    known = [case for case, told in zip([c for c in cases if c.split == "fit"], supported, strict=True) if told]
-    return fit(known, predict)
+    return fit([case for source in SOURCES.values() for case in source.cases()], predict)
 
 
 def _parser() -> argparse.ArgumentParser:

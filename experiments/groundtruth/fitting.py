@@ -19,8 +19,8 @@ from experiments.groundtruth.case import Case, Metrics
 from experiments.groundtruth.serving import ClosedLoad, Serving
 from experiments.groundtruth.static import Batch
 
-BUDGETS = (2048, 8192, 16384)
-SERVICES = (0.0, 2e-3, 8e-3)
+BUDGETS = (2048, 8192)
+SERVICES = (0.0, 2e-3)
 """Seconds."""
 Ask = tuple[Case, Unknowns]
 Predict = Callable[[Sequence[Ask]], list[Metrics]]
@@ -47,7 +47,7 @@ def _tells(case: Case) -> bool:
     return isinstance(case.trial, Serving | Batch) and case.load != "saturated" and possible
 
 
-ENOUGH, MOST = 3, 20
+ENOUGH, MOST = 3, 12
 """Rows: below that a fit says nothing, above that it takes long."""
 
 

@@ -19,6 +19,8 @@ class InMemory:
         self._ended: list[Ended] = []
         self._sampled: list[tuple[float, int]] = []
         self._queues: list[tuple[float, int, int]] = []
+        self.unserved: list[Ended] = []
+        """Rejected or aborted: in no number below."""
         self.waited: dict[int, float] = {}
         """Seconds that requests spent in a front end before they arrived; clients count them."""
 
@@ -43,9 +45,7 @@ class InMemory:
         """Preemptions are counted by sequence."""
 
     def ended(self, ended: Ended) -> None:
-        if ended.outcome != "finished":
-            raise ValueError(f"request {ended.request.id} was {ended.outcome}: {ended.why}")
-        self._ended.append(ended)
+        (self._ended if ended.outcome == "finished" else self.unserved).append(ended)
 
     # --- what came of it, by request, as its client sees it
 

@@ -106,6 +106,9 @@ class Serving:
         source = self.load.source(unknowns.service)
         recorder = InMemory()
         serve(source, scheduler, backend, recorder)
+        if recorder.unserved:
+            lost = recorder.unserved[0]
+            raise ValueError(f"{self.name}: request {lost.request.id} was {lost.outcome}: {lost.why}")
         if isinstance(source, ThroughFrontEnd):
             recorder.waited = source.waited
         return recorder
