@@ -1,5 +1,6 @@
 """Quiet stretches in one go: what a cost model says of a stretch is, to the last bit, what it says of each step."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -25,10 +26,7 @@ def decodes(starts) -> list[Slice]:
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
 def test_the_roofline_says_of_a_stretch_what_it_says_of_each_step(model):
-    try:
-        cost = Roofline(part("model", model), part("device", "h200"), block_size=16)
-    except ValueError as error:
-        pytest.skip(str(error))
+    cost = Roofline(part("model", model), replace(part("device", "h200"), memory_bytes=1e13))
     assert isinstance(cost, Ticking)
     for starts in BATCHES:
         first = Shape.of_columns(Columns.of(decodes(starts)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import hypot
 from typing import NamedTuple
 
@@ -213,6 +214,37 @@ class Roofline:
         work = one.expert_compute * (rows + (self.device.gemm_tile >> 1) * distinct)
         moved, gathered = one.expert_memory * distinct, one.expert_activation * tokens
         return _Busy(work, moved + gathered, hypot(work, moved) + gathered)
+
+    def ticking(self, shape: Shape) -> Iterator[float]:
+        """What `stage` says of stage 0 and `shape.tick(1)`, `shape.tick(2)`, ... (pure decodes), to the last bit.
+
+        Only what attention reads changes: the rest is worked out once. `tests/playground/test_ticks.py` holds every
+        model to it; whoever adds a term to `stage` adds it here, or leaves its models to the first line.
+        """
+        one = self._stages[0]
+        if one.windowed:
+            return (self.stage(shape.tick(ticks), 0).device_time for ticks in count(1))
+        return self._ticking(one, shape)
+
+    def _ticking(self, one: _Stage, shape: Shape) -> Iterator[float]:
+        fixed, tokens, tile = self.stage(shape, 0), shape.tokens, self.device.gemm_tile
+        graph = tokens < len(self._padded)
+        rows = self._padded[tokens] if graph else tokens
+        sampled = rows if graph and shape.sampled else shape.sampled
+        linear = one.linear_compute * (rows if rows <= tile else -(-rows // tile) * tile)
+        before = one.latency + hypot(linear, one.linear_memory) + one.activation * rows
+        experts = self._experts(one, tokens).kernels if one.expert_memory else 0.0
+        head = 0.0
+        if sampled and one.head_memory:
+            head = one.head_compute * (sampled if sampled <= tile else -(-sampled // tile) * tile)
+            head = hypot(head, one.head_memory) + one.logits * sampled
+        skew, tiles, each = self.skew, ATTENTION_TILE * rows, max(one.decode_compute, one.decode_memory)
+        context, longest = shape.decode_context + rows - tokens, shape.decode_longest
+        while True:
+            context += tokens
+            longest += 1
+            kernels = before + each * (context + skew * (rows * longest - context) + tiles) + experts + head
+            yield (kernels if kernels > fixed.host else fixed.host) + fixed.communication
 
     def host(self, shape: Shape) -> float:
         return self.host_base + self.host_per_sequence * shape.sequences
