@@ -255,6 +255,8 @@ def _is_part(config: Any) -> bool:
 
 def _check_values(path: str, node: Mapping[str, Any]) -> None:
     """Against the annotations of what the values go to, or a wrong type would surface as a traceback, much later."""
+    if not isinstance(node["_target_"], str):
+        raise SettingError(f"{path}._target_={_shown(node['_target_'])} must be text, the name of a class or function")
     hints = _hints(node["_target_"])
     for name, value in node.items():
         option = f"{path}.{name}"
@@ -353,9 +355,15 @@ def _lacking(made: Any, kind: Any) -> str | None:
 
 def _shown(value: Any) -> str:
     """As on the command line."""
+    return shorten(_typed(value), 80, placeholder="...")
+
+
+def _typed(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return shorten(str(value), 80, placeholder="...")
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_typed(child)}" for key, child in value.items()) + "}"
+    return "[" + ", ".join(map(_typed, value)) + "]" if isinstance(value, list) else str(value)
 
 
 def _source(settings: Settings) -> Source:

@@ -173,14 +173,15 @@ def _expected(problem: str) -> str:
 
 def _unknown_key(error: OmegaConfBaseException, about: str) -> str:
     """Names the keys that the parent has, since a typo is the usual reason."""
-    found = re.search(r"use (\+\S+)", about)
-    wanted = found[1] if found else f"+{error.full_key}=..."
-    key = wanted.lstrip("+").partition("=")[0]
+    found = re.search(r"use (\+[^\n]+)", about)
+    wanted = found[1].strip() if found else f"+{error.full_key}=..."
+    key, _, value = wanted.lstrip("+").partition("=")
     if "/" in key:
         return f"{wanted.lstrip('+')}: there is no group {key}; `playground --help` lists the groups"
     name = key.rpartition(".")[2]
     known = sorted(str(child) for child in _children(error) if not str(child).startswith("_"))
-    return f"{wanted.lstrip('+')}: unknown option; {did_you_mean(name, known)}"
+    inside = f" {error.key}" if value.startswith("{") and str(error.key) != name else ""
+    return f"{wanted.lstrip('+')}: unknown option{inside}; {did_you_mean(str(error.key) if inside else name, known)}"
 
 
 def _children(error: OmegaConfBaseException) -> set[object]:

@@ -128,7 +128,7 @@ class Processes(Launcher):
 
     def _run(self, batch: Batch, done: Mapping[int, Finished]) -> None:
         left = [number for number in batch if number not in done]
-        names = dict(zip(batch, map(points.name, points.labels(list(batch.values()))), strict=True))
+        names = dict(zip(batch, map(points.title, points.labels(list(batch.values()))), strict=True))
         tally = Tally(names, over=len(done))
         _announce(self._runner.folder, tally, min(self._workers, len(left)))
         pool = Pool(partial(_run_point, self._runner, batch), self._workers, self._start)
@@ -344,7 +344,7 @@ class Following:
             points.fail(folder, self._batch[event.number], event.died)
         for line in _printed(folder / OUTPUT):
             self._meter.say(f"{self._tally.titles[event.number]}: {line}")
-        self._tally.end(event.number, failed=not (folder / FINISHED).exists())
+        self._tally.end(event.number, None if (folder / FINISHED).exists() else points.problem(folder))
 
 
 def _printed(file: Path) -> list[str]:

@@ -195,8 +195,10 @@ def _in_full(argument: str, backend: DictConfig) -> str:
     raise SettingError(f"{argument}: only an engine has that: add backend=engine")
 
 
-def parameters(target: str) -> list[str]:
+def parameters(target: object) -> list[str]:
     """What a target can be given by name; nothing if it cannot be imported: building it will say why."""
+    if not isinstance(target, str):
+        return []
     try:
         found = signature(get_object(target)).parameters.values()
     except (ImportError, ValueError, TypeError):

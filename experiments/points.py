@@ -102,6 +102,11 @@ def name(labels: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in labels.items()) or "job"
 
 
+def title(labels: Mapping[str, str]) -> str:
+    """The same for a display, where room is short: `policy=orca rate=2`"""
+    return name({key.rpartition(".")[2]: value for key, value in labels.items()})
+
+
 def digest(config: str) -> str:
     """Of a configuration as YAML: two points are the same if these are."""
     return hashlib.sha256(config.encode()).hexdigest()
@@ -112,6 +117,12 @@ def fail(folder: Path, point: Point, problem: str) -> None:
     (folder / ".hydra").mkdir(parents=True, exist_ok=True)
     (folder / ".hydra" / "overrides.yaml").write_text(json.dumps(list(point)), encoding="utf-8")  # JSON is YAML
     (folder / PROBLEM).write_text(f"{problem}\n", encoding="utf-8")
+
+
+def problem(folder: Path) -> str:
+    """Why the point in this folder could not be, in one line."""
+    file = folder / PROBLEM
+    return file.read_text(encoding="utf-8").partition("\n")[0] if file.exists() else f"nothing in {folder} says why"
 
 
 def clear(folder: Path, sweep: Path) -> None:

@@ -127,6 +127,7 @@ class Tally:
     over: int = 0
     """Before this process began and since."""
     failed: list[str] = field(default_factory=list)
+    """`rate=-1: must be greater than 0`"""
     shares: dict[int, float] = field(default_factory=dict)
     _ended: int = 0
     _began: float = field(default_factory=lambda: monotonic())
@@ -141,12 +142,13 @@ class Tally:
     def share(self, number: int, share: float) -> None:
         self.shares[number] = share
 
-    def end(self, number: int, failed: bool) -> None:
+    def end(self, number: int, problem: str | None) -> None:
+        """`problem`: why it failed; None if it did not."""
         del self.shares[number]
         self.over += 1
         self._ended += 1
-        if failed:
-            self.failed.append(self.titles[number])
+        if problem is not None:
+            self.failed.append(f"{self.titles[number]}: {problem}")
 
     def left(self, now: float) -> float | None:
         """Seconds until all are over, at the pace so far; None while there is none."""
@@ -154,8 +156,8 @@ class Tally:
         return (now - self._began) * (self.total - self.over - sum(self.shares.values())) / done if done else None
 
     def told(self) -> str:
-        """`1 failed (rate=2), about 14 s left`"""
-        failed = f", {len(self.failed)} failed ({_some(self.failed)})" if self.failed else ""
+        """`, 2 failed, about 14 s left`"""
+        failed = f", {len(self.failed)} failed" if self.failed else ""
         left = self.left(monotonic())
         return failed + (f", about {_duration(left)} left" if left is not None else "")
 
@@ -175,7 +177,9 @@ def sweep_meter() -> Iterator[SweepMeter]:
         yield SweepLines()
         return
     # Refreshed by hand: a thread of its own would be forked along with the processes of the points.
-    with Progress(*_SWEEP_COLUMNS, console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
+    with Progress(
+        *_SWEEP_COLUMNS, console=Console(stderr=True), transient=True, auto_refresh=False, expand=True
+    ) as progress:
         yield SweepBar(progress)
 
 
@@ -183,14 +187,21 @@ class SweepBar:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task = progress.add_task("sweep", total=None, told="", running="")
+        self._failed = 0
 
     def show(self, tally: Tally) -> None:
+        for line in tally.failed[self._failed :]:
+            self.say(f"failed: {line}")
+        self._failed = len(tally.failed)
         running = [f"{tally.titles[number]} {share:.0%}" for number, share in tally.shares.items()]
         done = tally.over + sum(tally.shares.values())
         self._progress.update(
-            self._task, completed=done, total=tally.total, told=f"{tally.over}/{tally.total} points{tally.told()}",
-            running=_some(running),
-        )  # fmt: skip
+            self._task,
+            completed=done,
+            total=tally.total,
+            told=f"{tally.over}/{tally.total} points{tally.told()}",
+            running=", ".join(running),
+        )
         self._progress.refresh()
 
     def say(self, line: str) -> None:
@@ -200,20 +211,19 @@ class SweepBar:
 class SweepLines:
     def __init__(self) -> None:
         self._due = monotonic() + PATIENCE
+        self._failed = 0
 
     def show(self, tally: Tally) -> None:
         if (clock := monotonic()) < self._due:
             return
         self._due = clock + LINE_EVERY
+        for line in tally.failed[self._failed :]:
+            self.say(f"failed: {line}")
+        self._failed = len(tally.failed)
         self.say(f"sweep: {tally.over} of {tally.total} points{tally.told()}")
 
     def say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
-
-
-def _some(names: list[str]) -> str:
-    """The first few."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _duration(seconds: float) -> str:
@@ -224,10 +234,10 @@ def _duration(seconds: float) -> str:
 
 
 _SWEEP_COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    TextColumn("{task.fields[told]}"),
-    TextColumn("[dim]{task.fields[running]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+    TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+    BarColumn(bar_width=20),
+    TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True)),
+    TextColumn("{task.fields[running]}", style="dim", markup=False, table_column=Column(no_wrap=True, ratio=1)),
 )
 
 

@@ -51,9 +51,9 @@ def test_a_sweep_says_how_long_it_will_take(monkeypatch):
     stand.share(3, 0.5)
     clock[0] = 110.0
     assert stand.left(clock[0]) == pytest.approx(10 / 0.5 * 5.5)
-    stand.end(2, failed=True)
+    stand.end(2, "why")
     assert stand.left(clock[0]) == pytest.approx(10 / 1.5 * 4.5)
-    assert stand.told() == ", 1 failed (rate=2), about 30 s left"
+    assert stand.told() == ", 1 failed, about 30 s left"
     clock[0] = 4000.0
     assert stand.told().endswith("about 3 h 15 min left")
 
@@ -64,7 +64,17 @@ def test_a_sweep_tells_lines_where_nobody_watches(capfd, monkeypatch):
     with sweep_meter() as shown:
         for clock[0] in (1.0, 3.0, 5.0, 14.0):
             shown.show(stand)
-    assert capfd.readouterr().err == "sweep: 2 of 8 points\n" * 2
+        stand.start(2)
+        stand.end(2, "why")
+        for clock[0] in (25.0, 36.0):
+            shown.show(stand)
+    assert capfd.readouterr().err.splitlines() == [
+        "sweep: 2 of 8 points",
+        "sweep: 2 of 8 points",
+        "failed: rate=2: why",
+        "sweep: 3 of 8 points, 1 failed, about 2 min left",
+        "sweep: 3 of 8 points, 1 failed, about 3 min left",
+    ]
 
 
 def test_a_sweep_has_one_bar_on_a_terminal(monkeypatch):

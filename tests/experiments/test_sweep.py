@@ -79,6 +79,12 @@ def test_a_point_that_does_not_compose_leaves_the_others_alone(playground):
     assert playground("-m", *SMALL, "policy=static,orca", "policy.budget.batch=4").last["jobs"] == 2
 
 
+def test_an_option_that_a_group_lacks(playground):
+    outcome = playground("-m", *SMALL, "policy=orca,foo")
+    assert (outcome.code, outcome.last["jobs"], outcome.last["failed"]) == (2, 1, 1)
+    assert outcome.err.startswith("failed: policy=foo: policy=foo: no such option; choose one of: chunked_prefill")
+
+
 def test_what_stops_several_is_told_once(playground):
     outcome = playground("-m", *SMALL, "workload.rate=20", "seed=1,2,3,4,5,6", "workload.requets=3")
     assert (outcome.code, outcome.last["failed"]) == (2, 6)
