@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from playground.model.encoders import clip, qwen3_vl, qwen25_vl
-from playground.model.parts import Experts, Latent
+from playground.model.parts import Compressed, Experts, Latent
 
 Config = Mapping[str, Any]
 Sizes = dict[str, Any]
@@ -17,6 +17,7 @@ Sizes = dict[str, Any]
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 FULL, SLIDING = "full_attention", "sliding_attention"
+_SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 _MISTRAL = ("MistralForCausalLM", "MinistralForCausalLM", "MixtralForCausalLM")
 
 
@@ -32,7 +33,8 @@ def read_sizes(config: Config) -> Sizes:
         heads=heads,
         kv_heads=size(config, "num_key_value_heads", heads),
         head_dim=size(config, "head_dim", _HEAD_DIM.get(architecture, hidden // heads)),
-        intermediate=size(config, "intermediate_size"),
+        # Where every layer has experts, a config may not say how wide an MLP would be.
+        intermediate=size(config, "intermediate_size", config.get("moe_intermediate_size")),
         vocabulary=size(config, "vocab_size"),
         tied_embeddings=bool(config.get("tie_word_embeddings", architecture in _TIED)),
         max_length=size(config, "max_position_embeddings"),
@@ -204,6 +206,34 @@ def _deepseek_v3(config: Config) -> Sizes:
     return _deepseek(config, correction=True)
 
 
+def _deepseek_v4(config: Config) -> Sizes:
+    """`compress_ratios` names each layer's rate in published configs, `layer_types` since transformers 5."""
+    named = {"sliding_attention": 0, _SPARSE: 4, _HEAVY: 128} | _rates(config)
+    layers, kinds = size(config, "num_hidden_layers"), config.get("layer_types") or ()
+    rates = list(config.get("compress_ratios") or [named.get(kind, -1) for kind in kinds])[:layers]
+    if len(rates) != layers or min(rates) < 0:
+        raise ValueError(f"layer_types must name one of {', '.join(named)} for each of the {layers} layers")
+    compressed = Compressed(
+        query_rank=size(config, "q_lora_rank"),
+        groups=size(config, "o_groups"),
+        output_rank=size(config, "o_lora_rank"),
+        window=size(config, "sliding_window"),
+        rates=tuple(rates),
+        indexed=named[_SPARSE],
+        index_heads=size(config, "index_n_heads"),
+        index_width=size(config, "index_head_dim"),
+        top=size(config, "index_topk"),
+    )
+    width = size(config, "moe_intermediate_size")
+    experts = _experts(config, "n_routed_experts", width, shared=width * size(config, "n_shared_experts"))
+    return dict(compressed=compressed, experts=experts, streams=size(config, "hc_mult"), kv_heads=1, windows=())
+
+
+def _rates(config: Config) -> dict[str, int]:
+    rates = config.get("compress_rates") or {}
+    return {name: size(rates, name) for name in (_SPARSE, _HEAVY) if name in rates}
+
+
 def _glm(config: Config) -> Sizes:
     return dict(attention_bias=bool(config.get("attention_bias", True)))
 
@@ -266,6 +296,7 @@ _FAMILIES: dict[str, Callable[[Config], Sizes]] = {
     "MixtralForCausalLM": _mixtral,
     "DeepseekV2ForCausalLM": _deepseek,
     "DeepseekV3ForCausalLM": _deepseek_v3,
+    "DeepseekV4ForCausalLM": _deepseek_v4,
     "GlmForCausalLM": _glm,
     "Glm4ForCausalLM": _glm4,
     "Glm4MoeForCausalLM": _glm4_moe,

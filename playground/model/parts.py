@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,78 @@ class Latent:
         output = heads * self.value * hidden
         made = self.query_weights(hidden, heads) + self.compression_weights(hidden)
         return made + self.expansion_weights(heads) + output
+
+
+class Reach(NamedTuple):
+    """Keys that a query of one layer looks at: all, or the last (or best) `window`; and what each of them costs."""
+
+    window: int | None
+    flops: float
+    """Of one (query, key) pair, all heads together."""
+    width: float
+    """Cached elements read of one key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """DeepSeek-V4's attention: one key that is its own value, seen raw in a window and compressed beyond it.
+
+    `rates`, layer by layer: tokens in one compressed entry; 0: there are none. Where `indexed` is the rate, a small
+    indexer of `index_heads` x `index_width` scores all entries, and queries look at the best `top` of them.
+    Queries are compressed to `query_rank`, outputs in `groups` of heads to `output_rank` each.
+    """
+
+    query_rank: int
+    groups: int
+    output_rank: int
+    window: int
+    rates: tuple[int, ...]
+    indexed: int
+    index_heads: int
+    index_width: int
+    top: int
+
+    def compression_weights(self, layer: int, hidden: int, width: int) -> int:
+        """Matrix elements that make queries' compressed form, keys, and entries: each rank holds them all."""
+        own, rate = hidden * (self.query_rank + width), self.rates[layer]
+        if not rate:
+            return own
+        if rate != self.indexed:
+            return own + 2 * hidden * width
+        return own + 4 * hidden * (width + self.index_width) + hidden * self.index_heads
+
+    def head_weights(self, layer: int, hidden: int, heads: int, width: int) -> int:
+        """Matrix elements that heads have: queries, the indexer's queries, grouped and last output projection."""
+        own = self.query_rank * heads * width + heads * width * self.output_rank
+        index = self.query_rank * self.index_heads * self.index_width if self._indexes(layer) else 0
+        return own + index + self.groups * self.output_rank * hidden
+
+    def vectors(self, layer: int, heads: int, width: int) -> int:
+        """Elements of norms, sinks and position biases."""
+        own, rate = self.query_rank + width + heads, self.rates[layer]
+        if not rate:
+            return own
+        if rate != self.indexed:
+            return own + (rate + 1) * width
+        return own + (2 * rate + 1) * (width + self.index_width)
+
+    def reaches(self, layer: int, heads: int, width: int) -> list[Reach]:
+        """Raw keys in the window, and of each `rate` keys before one entry."""
+        found, rate, work = [Reach(self.window, 4 * heads * width, width)], self.rates[layer], 4 * heads * width
+        if self._indexes(layer):
+            found.append(Reach(None, 2 * self.index_heads * self.index_width / rate, self.index_width / rate))
+            found.append(Reach(self.top * rate, work / rate, width / rate))
+        elif rate:
+            found.append(Reach(None, work / rate, width / rate))
+        return found
+
+    def cached(self, layer: int, width: int) -> float:
+        """Elements held of one token, beyond the window's, which are as many for every sequence."""
+        rate = self.rates[layer]
+        return (width + self.index_width * self._indexes(layer)) / rate if rate else 0.0
+
+    def _indexes(self, layer: int) -> bool:
+        return self.rates[layer] == self.indexed
 
 
 @dataclass(frozen=True, slots=True)

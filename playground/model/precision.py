@@ -89,7 +89,9 @@ def read_precision(config: Mapping[str, Any]) -> Precision:
     kv = "fp8" if stated.get("kv_cache_scheme") or stated.get("kv_cache_quant_algo") == "FP8" else None
     kept = stated.get("modules_to_not_convert") or stated.get("ignore") or []
     attention_kept = any(module in ("self_attn", "model.layers.*.self_attn") for module in kept)
-    return Precision(None if attention_kept else name, name, kv)
+    # DeepSeek-V4 states its experts' format apart.
+    small = "fp4" in (stated.get("expert_dtype"), config.get("expert_dtype"))
+    return Precision(None if attention_kept else name, "mxfp4" if small else name, kv)
 
 
 def _format(stated: Mapping[str, Any]) -> str:

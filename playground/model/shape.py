@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from playground.model.families import read_sizes
-from playground.model.parts import Experts, Latent
+from playground.model.parts import Compressed, Experts, Latent
 from playground.model.precision import Precision, read_precision
 
 
@@ -45,7 +45,10 @@ class ModelShape:
     windows: tuple[int | None, ...] = ()
     """Tokens that a query sees at most, itself included, layer by layer; None: all. Empty: all, in every layer."""
     latent: Latent | None = None
+    compressed: Compressed | None = None
     experts: Experts | None = None
+    streams: int = 1
+    """Residual streams, mixed before and after attention and MLP (DeepSeek-V4's hyper-connections)."""
     encoder_parameters: int = 0
     """Beside the decoder, for images: they take memory."""
     precision: Precision = field(default_factory=Precision)
@@ -119,10 +122,23 @@ class ModelShape:
 
     @property
     def attention_weights(self) -> int:
-        """Matrix elements of one layer's query, key, value and output projections."""
+        """Matrix elements of the first layer's attention; the others' are as many but for compressed attention."""
+        return self.attention_matrices(0)
+
+    def attention_matrices(self, layer: int) -> int:
+        """Matrix elements of a layer's query, key, value and output projections, and of what compresses them."""
+        if self.compressed:
+            heads = self.compressed.head_weights(layer, self.hidden, self.heads, self.head_dim)
+            return self.whole_weights(layer) + heads
         if self.latent:
             return self.latent.weights(self.hidden, self.heads)
         return self.hidden * (2 * self.query_width + 2 * self.kv_width)
+
+    def whole_weights(self, layer: int) -> int:
+        """Those of them that belong to no head: each tensor-parallel rank holds them all."""
+        if self.compressed:
+            return self.compressed.compression_weights(layer, self.hidden, self.head_dim)
+        return self.latent.compression_weights(self.hidden) if self.latent else 0
 
     @property
     def mlp_weights(self) -> int:
@@ -145,8 +161,25 @@ class ModelShape:
         return self.experts.common_weights(self.hidden) if self.experts else 0
 
     @property
+    def mixing_parameters(self) -> int:
+        """Elements of what mixes the residual streams before and after attention and MLP of one layer; 0 if one."""
+        count = self.streams * (self.streams + 2)
+        return 2 * (count * self.streams * self.hidden + count + 3) if self.streams > 1 else 0
+
+    @property
+    def joining_parameters(self) -> int:
+        """Elements of what makes one of the streams before the head; 0 if there is but one."""
+        return self.streams * (self.streams * self.hidden + 1) + 1 if self.streams > 1 else 0
+
+    @property
     def attention_vectors(self) -> int:
-        """Elements of one layer's biases and norms about attention, and its sinks."""
+        """Elements of the first layer's biases and norms about attention, and its sinks."""
+        return self.attention_vector(0)
+
+    def attention_vector(self, layer: int) -> int:
+        """Elements of a layer's biases and norms about attention, and its sinks."""
+        if self.compressed:
+            return self.compressed.vectors(layer, self.heads, self.head_dim)
         biases = self.output_bias * self.hidden + self.sinks * self.heads
         if self.latent:
             made = (self.latent.query_rank or 0) + self.latent.kv_rank
@@ -158,7 +191,8 @@ class ModelShape:
     def layer_parameters(self) -> int:
         """Matrices, biases and norms of one layer with an MLP."""
         biases = self.mlp_bias * (2 * self.intermediate + self.hidden)
-        return self.linear_weights + self.attention_vectors + biases + self.norms * self.hidden
+        around = self.norms * self.hidden + self.mixing_parameters
+        return self.linear_weights + self.attention_vectors + biases + around
 
     @property
     def expert_layer_parameters(self) -> int:
@@ -166,7 +200,8 @@ class ModelShape:
         if self.experts is None:
             return 0
         routed = self.experts.count * self.expert_weights + self.common_weights + self.experts.vectors(self.hidden)
-        return self.attention_weights + self.attention_vectors + routed + self.norms * self.hidden
+        around = self.norms * self.hidden + self.mixing_parameters
+        return self.attention_weights + self.attention_vectors + routed + around
 
     @property
     def embedding_parameters(self) -> int:
@@ -179,7 +214,13 @@ class ModelShape:
         tables = 1 if self.tied_embeddings else 2
         layers = self.expert_layers * self.expert_layer_parameters
         layers += (self.layers - self.expert_layers) * self.layer_parameters
-        return tables * self.embedding_parameters + layers + self.hidden
+        more = sum(map(self._beyond_first, range(self.layers)))
+        return tables * self.embedding_parameters + layers + more + self.hidden + self.joining_parameters
+
+    def _beyond_first(self, layer: int) -> int:
+        """Elements that a layer's attention has more than the first one's."""
+        own = self.attention_matrices(layer) + self.attention_vector(layer)
+        return own - self.attention_weights - self.attention_vectors
 
     @property
     def parameters(self) -> int:
@@ -235,7 +276,10 @@ class ModelShape:
         layers = self.expert_layers * self.expert_layer_bytes
         layers += (self.layers - self.expert_layers) * self.layer_bytes
         tables = 1 if self.tied_embeddings else 2
-        return layers + tables * self.embedding_bytes + (self.hidden + self.encoder_parameters) * self.dtype_bytes
+        matrices = sum(self.attention_matrices(layer) - self.attention_weights for layer in range(self.layers))
+        layers += self._bytes(matrices, sum(map(self._beyond_first, range(self.layers))))
+        beside = self.hidden + self.joining_parameters + self.encoder_parameters
+        return layers + tables * self.embedding_bytes + beside * self.dtype_bytes
 
     @property
     def kv_bytes_per_token_layer(self) -> int:
@@ -244,9 +288,15 @@ class ModelShape:
         return width * self.precision.kv_bytes(self.dtype_bytes)
 
     @property
-    def kv_bytes_per_token(self) -> int:
+    def kv_bytes_per_token(self) -> float:
         """Keys and values of one token in all layers."""
-        return self.layers * self.kv_bytes_per_token_layer
+        return sum(map(self.kv_bytes_of, range(self.layers)))
+
+    def kv_bytes_of(self, layer: int) -> float:
+        """Keys and values of one token in a layer; compressed, its share of an entry."""
+        if self.compressed:
+            return self.compressed.cached(layer, self.head_dim) * self.precision.kv_bytes(self.dtype_bytes)
+        return self.kv_bytes_per_token_layer
 
     def kv_bytes(self, tokens: int) -> int:
         """Of a sequence of so many tokens in a cache that frees what windows hide."""

@@ -80,17 +80,17 @@ class Layout:
             return self.model.kv_bytes_per_token_layer
         return 2 * self.kv_heads * self.model.head_dim * self.model.precision.kv_bytes(self.model.dtype_bytes)
 
-    def kv_bytes_per_token(self, stage: int) -> int:
+    def kv_bytes_per_token(self, stage: int) -> float:
         """Keys and values of one token on one rank of a stage."""
+        if self.model.compressed:
+            return sum(map(self.model.kv_bytes_of, self.stage_layers(stage)))
         return self.layers[stage] * self.kv_bytes_per_token_layer
 
-    @property
-    def attention_weights(self) -> float:
-        """Matrix elements of one layer's attention on one rank."""
+    def attention_weights(self, layer: int) -> float:
+        """Matrix elements of a layer's attention on one rank."""
         model = self.model
-        if model.latent:
-            whole = model.latent.compression_weights(model.hidden)
-            return whole + (model.attention_weights - whole) / self.tp
+        if whole := model.whole_weights(layer):
+            return whole + (model.attention_matrices(layer) - whole) / self.tp
         return model.hidden * (2 * model.query_width / self.tp + 2 * self.kv_heads * model.head_dim)
 
     @property
@@ -120,24 +120,31 @@ class Layout:
         model = self.model
         weight = model.precision.weight_bytes(model.dtype_bytes)
         if model.has_experts(layer):
-            matrices = self.attention_weights + self.shared_weights
+            matrices = self.attention_weights(layer) + self.shared_weights
             return matrices * weight + self.router_weights * model.dtype_bytes
-        return (self.attention_weights + model.mlp_weights / self.tp) * weight
+        return (self.attention_weights(layer) + model.mlp_weights / self.tp) * weight
 
     def vector_bytes(self, layer: int) -> float:
         """Of a layer's norms and biases."""
         model = self.model
+        more = (model.attention_vector(layer) - model.attention_vectors) * model.dtype_bytes / self.tp
         if model.experts and model.has_experts(layer):
             matrices = model.attention_weights + model.common_weights + model.experts.count * model.expert_weights
             # Biases of experts lie with them; how few these are makes a finer count idle.
-            return (model.expert_layer_parameters - matrices) * model.dtype_bytes / self.tp
-        return (model.layer_parameters - model.linear_weights) * model.dtype_bytes / self.tp
+            return (model.expert_layer_parameters - matrices) * model.dtype_bytes / self.tp + more
+        return (model.layer_parameters - model.linear_weights) * model.dtype_bytes / self.tp + more
 
     def matrix_flops(self, layer: int) -> float:
         """Of one token in what `matrix_bytes` counts."""
-        if self.model.has_experts(layer):
-            return 2 * (self.attention_weights + self.shared_weights + self.router_weights)
-        return 2 * (self.attention_weights + self.model.mlp_weights / self.tp)
+        model = self.model
+        if model.has_experts(layer):
+            return 2 * (
+                self.attention_weights(layer)
+                + self.shared_weights
+                + self.router_weights
+                + model.mixing_parameters / self.tp
+            )
+        return 2 * (self.attention_weights(layer) + (model.mlp_weights + model.mixing_parameters) / self.tp)
 
     @property
     def expert_bytes(self) -> float:
@@ -229,7 +236,7 @@ def _check_tp(model: ModelShape, tp: int) -> None:
         raise ValueError(f"tp={tp} must be at least 1")
     if model.heads % tp:
         raise ValueError(f"tp={tp} must divide the model's {model.heads} heads")
-    if not model.latent and model.kv_heads % tp and tp % model.kv_heads:
+    if not (model.latent or model.compressed) and model.kv_heads % tp and tp % model.kv_heads:
         raise ValueError(f"tp={tp} must divide the model's {model.kv_heads} KV heads, or be a multiple of them")
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from playground.core import Slice
-from playground.model import Experts, Latent, ModelShape, Precision
+from playground.model import Compressed, Experts, Latent, ModelShape, Precision
 from playground.sim.capacity import Layout, kv_blocks
 from playground.sim.cost import ATTENTION_TILE, Roofline, Shape
 from playground.sim.device import Device
@@ -83,7 +83,7 @@ class TestLatent:
     def test_ranks_hold_the_whole_cache_and_the_compression(self):
         layout = Layout.of(LATENT, tp=4)
         assert layout.kv_bytes_per_token_layer == 14
-        assert layout.attention_weights == 56 + 256 / 4
+        assert layout.attention_weights(0) == 56 + 256 / 4
         # Heads are divided: a fourth of the FLOPs of a pair, all of the bytes.
         one, four = roofline(LATENT)._stages[0], roofline(LATENT, tp=4)._stages[0]
         assert four.decode_compute == pytest.approx(one.decode_compute / 4)
@@ -129,6 +129,39 @@ class TestWindows:
         model = roofline(self.windowed(8, 8, None, None), stages=2)
         first, last = (model.stage(shape((99, 1)), stage).memory for stage in (0, 1))
         assert last - first == pytest.approx(2 * (100 - 8) * 16 / 100)
+
+
+class TestCompressed:
+    COMPRESSED = Compressed(6, 2, 3, 8, (0, 4, 128, 4), 4, 3, 5, 4)
+
+    def model(self) -> ModelShape:
+        return replace(MODEL, architecture="DeepseekV4ForCausalLM", compressed=self.COMPRESSED, kv_heads=1)
+
+    def test_a_decode_by_hand(self):
+        more, less = (roofline(self.model()).stage(shape((start, 1)), 0) for start in (1279, 1023))
+        # 256 keys more, all beyond windows of 8 and of the best 4 x 4: two indexers of 3 x 5 over a fourth of them, and
+        # 128-fold entries of 2 wide in 4 heads.
+        assert more.compute - less.compute == pytest.approx((2 * 64 * 30 + 2 * 32) / 500)
+        assert more.memory - less.memory == pytest.approx((2 * 64 * 5 + 2 * 2) * 2 / 100)
+
+    def test_cache_by_hand(self):
+        # Two layers hold (2 + 5) / 4 elements a token, one 2 / 128.
+        assert self.model().kv_bytes_per_token == (2 * 7 / 4 + 2 / 128) * 2
+        assert Layout.of(self.model(), tp=4).kv_bytes_per_token(0) == self.model().kv_bytes_per_token
+
+    def test_layers_differ_in_weights(self):
+        layout = Layout.of(self.model(), layers=(1, 3))
+        whole = sum(layout.weight_bytes(stage) for stage in range(2))
+        assert whole == pytest.approx(self.model().weight_bytes - 16)  # the last norm's 8 are nobody's
+
+    def test_streams_are_mixed_and_sent(self):
+        one, four = roofline(MODEL), roofline(replace(MODEL, streams=4))
+        # Two maps of 24 x 32 a layer; (3 x 4 + 2) x 8 elements in place of 4 x 8; four hidden states to the next stage.
+        assert four._stages[0].linear_compute - one._stages[0].linear_compute == pytest.approx(
+            4 * 2 * 1536e-3 + 4 * 2 * 54e-3
+        )
+        assert four._stages[0].activation - one._stages[0].activation == pytest.approx(4 * 80 * 2 / 100)
+        assert four.transfer(shape((9, 1))) - one.transfer(shape((9, 1))) == pytest.approx(3 * 16 / 50)
 
 
 class TestExperts:

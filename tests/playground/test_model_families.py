@@ -2,7 +2,7 @@
 
 import pytest
 
-from playground.model import Experts, Latent, ModelShape, Precision
+from playground.model import Experts, Latent, ModelShape, Precision, Reach
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -23,6 +23,7 @@ LATENT = dict(
 SHARED = dict(
     n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=3, moe_intermediate_size=24, first_k_dense_replace=2
 )
+HEAVY, SPARSE = "heavily_compressed_attention", "compressed_sparse_attention"
 QWEN_EXPERTS = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24)
 VISION = dict(hidden_size=16, intermediate_size=40, depth=3, num_heads=2, out_hidden_size=48, spatial_merge_size=2)
 CLIP = dict(
@@ -47,6 +48,28 @@ FAMILIES = {
     "mixtral": ("MixtralForCausalLM", dict(num_local_experts=4, num_experts_per_tok=2)),
     "deepseek-v2": ("DeepseekV2ForCausalLM", {**SHARED, **LATENT}),
     "deepseek-v3": ("DeepseekV3ForCausalLM", {**SHARED, **LATENT, "q_lora_rank": 12}),
+    "deepseek-v4": (
+        "DeepseekV4ForCausalLM",
+        dict(
+            intermediate_size=24,
+            num_key_value_heads=1,
+            head_dim=12,
+            q_lora_rank=20,
+            o_groups=2,
+            o_lora_rank=6,
+            sliding_window=8,
+            index_n_heads=3,
+            index_head_dim=10,
+            index_topk=4,
+            hc_mult=3,
+            layer_types=[HEAVY, SPARSE, "sliding_attention", SPARSE, HEAVY],
+            mlp_layer_types=["hash_moe"] * 5,  # the others have a correction of routing, which is not counted here
+            moe_intermediate_size=24,
+            n_routed_experts=8,
+            n_shared_experts=1,
+            num_experts_per_tok=3,
+        ),
+    ),
     "glm": ("GlmForCausalLM", dict(head_dim=12, attention_bias=True, pad_token_id=None)),
     "glm4": ("Glm4ForCausalLM", dict(head_dim=12, attention_bias=True, pad_token_id=None)),
     "glm4-moe": ("Glm4MoeForCausalLM", dict(head_dim=16, attention_bias=True, use_qk_norm=True, **SHARED)),
@@ -140,6 +163,33 @@ class TestLatent:
         assert (dense.decode_flops, dense.expansion_flops) == (dense.attention_flops, 0)
 
 
+class TestCompressed:
+    def model(self) -> ModelShape:
+        architecture, own = FAMILIES["deepseek-v4"]
+        return shape(architecture, **own)
+
+    def test_what_is_held(self):
+        # 12 elements of 128 tokens; (12 + 10) of 4 tokens; nothing but a window.
+        assert [self.model().kv_bytes_of(layer) for layer in (0, 1, 2)] == [12 / 128 * 2, 22 / 4 * 2, 0]
+
+    def test_how_far_queries_see(self):
+        model = self.model()
+        assert model.compressed is not None
+        pair = 4 * 4 * 12  # a product and a sum in 4 heads, of 12
+        assert model.compressed.reaches(2, 4, 12) == [Reach(8, pair, 12)]
+        assert model.compressed.reaches(0, 4, 12) == [Reach(8, pair, 12), Reach(None, pair / 128, 12 / 128)]
+        # The indexer's 3 heads of 10 score every entry; the best 4 stand for 16 tokens.
+        index, best = Reach(None, 2 * 30 / 4, 10 / 4), Reach(16, pair / 4, 12 / 4)
+        assert model.compressed.reaches(1, 4, 12) == [Reach(8, pair, 12), index, best]
+
+    def test_rates_as_published_configs_name_them(self):
+        architecture, own = FAMILIES["deepseek-v4"]
+        older = {**own, "layer_types": None, "compress_ratios": [128, 4, 0, 4, 128]}
+        assert shape(architecture, **older) == self.model()
+        with pytest.raises(ValueError, match="layer_types must name one of sliding_attention, compressed_sparse"):
+            shape(architecture, **{**own, "layer_types": ["full_attention"] * 5})
+
+
 class TestExperts:
     def test_of_deepseek(self):
         assert ModelShape.read("deepseek-v3").experts == Experts(256, 8, 2048, 2048, correction=True, dense=(0, 1, 2))
@@ -197,6 +247,7 @@ class TestPrecision:
         [
             ({"quant_method": "awq", "bits": 4, "group_size": 128}, Precision("int4", "int4")),
             ({"quant_method": "gptq", "bits": 8}, Precision("int8", "int8")),
+            ({"quant_method": "fp8", "expert_dtype": "fp4"}, Precision("fp8", "mxfp4")),
             ({"quant_method": "fp8", "weight_block_size": [128, 128]}, Precision("fp8", "fp8")),
             (
                 {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"},

@@ -9,7 +9,7 @@ from math import hypot
 from typing import NamedTuple
 
 from playground.graphs import decode_sizes
-from playground.model import Experts, ModelShape
+from playground.model import Experts, ModelShape, Reach
 from playground.sim.capacity import Layout
 from playground.sim.cost.model import IDLE, Cost
 from playground.sim.cost.routing import Loads, measured, zipf
@@ -129,7 +129,7 @@ class Roofline:
         keep(self, "_stages", tuple(_coefficients(layout, self.device, stage) for stage in range(layout.stages)))
         keep(self, "_padded", _padded(_sizes(self.graph_rows, self.graph_sizes)))
         keep(self, "_loads", self._routing(self.model.experts) if self.model.experts else None)
-        keep(self, "_transfer", self.model.hidden * self.model.dtype_bytes / self.device.link)
+        keep(self, "_transfer", self.model.streams * self.model.hidden * self.model.dtype_bytes / self.device.link)
         largest = max(layout.kv_bytes_per_token(stage) for stage in range(layout.stages))
         keep(self, "_copy", self.block_size * largest / self.device.host_link)
 
@@ -311,25 +311,34 @@ def _coefficients(layout: Layout, device: Device, stage: int) -> _Stage:
 
 
 def _attention(layout: Layout, device: Device, numbers: Sequence[int]) -> dict[int, _Windowed]:
-    """By the window that layers have; 0: none."""
-    model, tp = layout.model, layout.tp
-    alike: dict[int, int] = {}
+    """By how far back queries see; 0: everything. A layer of compressed attention has a part in several."""
+    tp = layout.tp
+    found: dict[int, _Windowed] = {}
     for number in numbers:
-        window = model.window(number) or 0
-        alike[window] = alike.get(window, 0) + 1
+        for reach, decode_flops, kv, prefill_kv in _reaches(layout, number):
+            window = reach.window or 0
+            before = found.get(window, _Windowed(window, 0.0, 0.0, 0.0, 0.0))
+            found[window] = _Windowed(
+                window,
+                before.decode_compute + decode_flops / tp / device.attention_flops,
+                before.decode_memory + kv / device.bandwidth,
+                before.prefill_compute + reach.flops / tp / device.attention_flops,
+                before.prefill_memory + prefill_kv / device.bandwidth,
+            )
+    return dict(sorted(found.items()))
+
+
+def _reaches(layout: Layout, layer: int) -> list[tuple[Reach, float, float, float]]:
+    """Each with FLOPs of a pair in a decode, and bytes of a key on one rank in a decode and in a prefill."""
+    model = layout.model
+    if model.compressed:
+        size = model.precision.kv_bytes(model.dtype_bytes)
+        reaches = model.compressed.reaches(layer, model.heads, model.head_dim)
+        return [(one, one.flops, one.width * size, one.width * size) for one in reaches]
     kv = layout.kv_bytes_per_token_layer
     # What is expanded from a latent vector is written once and read once, in the dtype.
-    expanded = 2 * model.expanded_width / tp * model.dtype_bytes
-    return {
-        window: _Windowed(
-            window,
-            count * model.decode_flops / tp / device.attention_flops,
-            count * kv / device.bandwidth,
-            count * model.attention_flops / tp / device.attention_flops,
-            count * (kv + expanded) / device.bandwidth,
-        )
-        for window, count in sorted(alike.items())
-    }
+    expanded = 2 * model.expanded_width / layout.tp * model.dtype_bytes
+    return [(Reach(model.window(layer), model.attention_flops, 0.0), model.decode_flops, kv, kv + expanded)]
 
 
 def _activation_bytes(layout: Layout, layer: int) -> float:
@@ -339,7 +348,9 @@ def _activation_bytes(layout: Layout, layer: int) -> float:
     inner = model.intermediate
     if model.experts and model.has_experts(layer):
         inner = model.experts.shared
-    width = 3 * inner / layout.tp + 2 * model.norms * model.hidden
+    width = 3 * inner / layout.tp
+    # Several streams are read to be joined, and read again and written to be mixed, twice a layer.
+    width += (2 * model.norms if model.streams == 1 else 3 * model.streams + 2) * model.hidden
     width += 2 * (model.heads // layout.tp) * model.head_dim
     width += 2 * model.latent.cached if model.latent else 4 * layout.kv_heads * model.head_dim
     return width * model.dtype_bytes
