@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.objectives import Objectives
 from analysis.occupancy import busy_time, covered, kv_metrics, step_metrics
 from analysis.repetitions import apart
 from analysis.tokens import Array, gaps, token_times
@@ -29,15 +30,6 @@ STEP_COLUMNS = (
     "blocks_free", "count", "ticks", "stage_started", "stage_finished",
 )  # fmt: skip
 SLICE_COLUMNS = ("step", "sequence", "start", "length", "samples", "lane")
-
-
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """Service level objectives in seconds; `inf` where there is none."""
-
-    ttft: float = inf
-    tpot: float = inf
-    e2el: float = inf
 
 
 NO_OBJECTIVES = Objectives()

@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from hydra.utils import get_object, instantiate
 from omegaconf.errors import OmegaConfBaseException
 
-from analysis.metrics import Objectives
+from analysis.objectives import Objectives
 from experiments.errors import explain
 from experiments.logger import Logger
 from experiments.overrides import default

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis import curves
 from experiments.settings import SettingError
 
 TRACE_FILES = ("config.yaml", "run.json", "summary.json", "*.parquet")
@@ -34,6 +33,8 @@ class Finished:
     @property
     def curves(self) -> list[dict[str, float]]:
         """One row a window of time, a thousand at most, so that logging never dominates."""
+        from analysis import curves  # brings pandas, half of a run's start-up
+
         return [{str(k): v for k, v in row.items()} for row in curves.read(self.run_dir).to_dict("records")]
 
     @property
