@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from inspect import isclass
 from math import inf, isfinite
 from pathlib import Path
@@ -35,6 +36,7 @@ from playground.sim.device import Device
 from playground.sim.durations import Modelled
 from playground.sim.fabric import Fabric
 from playground.sim.links import Links, Sheet
+from playground.sim.migration import blocks_beside_spares
 from playground.sim.system import Manners, System, shared_experts
 from playground.sim.traffic import Traffic, check_experts
 from playground.workload.source import Source
@@ -118,15 +120,20 @@ class Plan:
         parallel = self.settings.parallel
         links = self.links.of(self.device)
         cluster = Cluster(links, self.tp, self.stages, parallel.replicas, parallel.dp_attention)
-        layers = Layout.of(self.model, self.tp, self.stages, parallel.layers).layers
-        return Traffic(self.model, cluster, layers, parallel.exchange)
+        return Traffic(self.model, cluster, self.layout.layers, parallel.exchange)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.model, **self.cut)
 
     @property
     def linked(self) -> bool:
         """Whether what a step sends depends on more than the device's own sheet."""
         parallel = self.settings.parallel
         talks = self.tp > 1 or self.stages > 1
-        return parallel.dp_attention or (talks and (not isinstance(self.links, Sheet) or parallel.overlap != "none"))
+        if parallel.dp_attention or parallel.spare_layers:
+            return True
+        return talks and (not isinstance(self.links, Sheet) or parallel.overlap != "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,11 @@ class Simulated:
             return SimBackend(self._spec(plan), Modelled(cost, plan.stages), self.lane_gain)
         traffic, spec = plan.traffic(), self._spec(plan)
         shared = len(spec.groups) > 1 or spec.stages > 1 or parallel.overlap == "lanes"
-        system = System(cost, traffic, manners, shared, shared_experts(plan.model, plan.device, plan.tp))
+        moving: dict[str, Any] = {}
+        if parallel.spare_layers:
+            moving["recut"] = partial(self._recut, plan)
+            moving["layer_block_bytes"] = spec.block_size * plan.layout.kv_bytes_per_token_layer
+        system = System(cost, traffic, manners, shared, shared_experts(plan.model, plan.device, plan.tp), **moving)
         if not shared:
             return SimBackend(spec, system, self.lane_gain)
         # Here a stretch of steps is told step by step: others may come to use the same ports.
@@ -164,8 +175,14 @@ class Simulated:
         return plan.device.name
 
     def cost_model(self, plan: Plan) -> CostModel:
-        size = plan.settings.kv.block_size
-        return self.cost(model=plan.model, device=plan.device, block_size=size, **plan.cut)
+        return self._cost_model(plan, plan.cut)
+
+    def _cost_model(self, plan: Plan, cut: dict[str, Any]) -> CostModel:
+        return self.cost(model=plan.model, device=plan.device, block_size=plan.settings.kv.block_size, **cut)
+
+    def _recut(self, plan: Plan, layers: tuple[int, ...]) -> CostModel:
+        """The cost model when stages hold so many layers each."""
+        return self._cost_model(plan, plan.cut | {"layers": layers})
 
     def _spec(self, plan: Plan) -> Spec:
         fitting = kv_blocks(
@@ -176,7 +193,12 @@ class Simulated:
             reserve_bytes=self.reserve_bytes,
             **plan.cut,
         )
-        return plan.spec(fitting, forwards_tokens=True, repeats=self.skip_ahead)
+        moving: dict[str, Any] = {}
+        if spare := plan.settings.parallel.spare_layers:
+            room = plan.device.memory_bytes * self.utilization - self.reserve_bytes
+            fitting = blocks_beside_spares(plan.layout, spare, plan.device, plan.settings.kv.block_size, room)
+            moving = {"layers": plan.layout.layers, "spare_layers": spare}
+        return plan.spec(fitting, forwards_tokens=True, repeats=self.skip_ahead, **moving)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ QUESTIONS = {
     "victims": "Who gives way when memory is short, and how?",
     "route": "Which replica serves a new request?",
     "overlap": "What runs at the same time?",
+    "placement": "Which stage holds which layers?",
 }
 HEAD = """# Policies
 

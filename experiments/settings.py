@@ -27,6 +27,7 @@ class Parallel:
     `layers`: how many each stage holds (null: as even as it goes). `dp_attention`: the replicas are ranks of one group,
     which step together and pool their tokens for the experts; `ep`: over how many ranks whole experts are dealt out.
     `exchange`, `padding`, `overlap`, `overlap_rows`: see `playground.sim.traffic.Traffic` and `system.Manners`.
+    `spare_layers`: room on each stage for so many more, which a policy may move there (`policy/placement`).
     """
 
     stages: int = 1
@@ -39,11 +40,16 @@ class Parallel:
     padding: str = "graphs"
     overlap: str = "none"
     overlap_rows: int = 0
+    spare_layers: int = 0
 
     def __post_init__(self) -> None:
         _at_least_one("parallel", self, "stages", "tp", "replicas", "ep")
         if self.layers is not None:
             self._count_stages(self.layers)
+        if self.spare_layers < 0 or (self.spare_layers and self.stages == 1):
+            raise SettingError(
+                f"parallel.spare_layers={self.spare_layers} must be 0, or more with parallel.stages of at least 2"
+            )
         if self.replicas > MOST_REPLICAS:
             raise SettingError(f"parallel.replicas={self.replicas} must be at most {MOST_REPLICAS}")
 

@@ -205,6 +205,13 @@ class Copy(NamedTuple):
     lane: str
 
 
+class LayerMove(NamedTuple):
+    """Stages are to hold so many layers each; `blocks`: KV blocks in use, of which the layers' part moves along."""
+
+    layers: tuple[int, ...]
+    blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """All that a backend gets: what to compute and what to move, decided before.
@@ -214,6 +221,7 @@ class Step:
     `repeat`: the step may be done up to so many times in a row, every slice one token further each time; how
     often it was done is `Done.count`. Only a backend whose `Spec.repeats` holds ever sees a repeat above 1. `certain`:
     nothing that comes while it runs can take back what it does, so that repetitions may be told of when all are done.
+    `move`: layers that change their stage.
     """
 
     id: int
@@ -226,6 +234,7 @@ class Step:
     dummies: tuple[int, ...] = ()
     repeat: int = 1
     certain: bool = False
+    move: LayerMove | None = None
     lanes: tuple[str, ...] = field(init=False)
     """Lanes in use, in order of first use: one `Done` comes back for each."""
     columns: Columns = field(init=False, repr=False, compare=False)
@@ -295,7 +304,8 @@ class Spec:
     sequences use. `max_seqs` bounds the sequences admitted on a rank at any time, `max_tokens` the tokens of one rank
     in one step, `max_length` the tokens of one sequence. `stages` is the pipeline's depth, `ranks` counts the data
     parallel ranks; with `lockstep` they step together as one group, else each is a group (a replica).
-    `forwards_tokens`: a sampled token may be an input before it was returned. `repeats`: see `Step.repeat`.
+    `forwards_tokens`: a sampled token may be an input before it was returned. `repeats`: see `Step.repeat`. `layers`:
+    how many each stage holds at first, where they can move; a stage has room for `spare_layers` more.
     """
 
     blocks: int
@@ -309,6 +319,8 @@ class Spec:
     lockstep: bool = False
     forwards_tokens: bool = False
     repeats: bool = False
+    layers: tuple[int, ...] = ()
+    spare_layers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("blocks", "block_size", "max_seqs", "max_tokens", "max_length", "stages", "ranks"):
@@ -316,6 +328,7 @@ class Spec:
                 raise ValueError(f"{name}={value} must be at least 1")
         if self.host_blocks < 0:
             raise ValueError(f"host_blocks={self.host_blocks} must be 0 (no swapping) or more")
+        object.__setattr__(self, "layers", tuple(self.layers))  # a list where it was read from a file
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:

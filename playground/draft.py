@@ -12,7 +12,7 @@ from enum import Enum
 from math import inf
 from random import Random
 
-from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, Reject, Slice, Spec, Step
+from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, LayerMove, Reject, Slice, Spec, Step
 from playground.rank import Rank
 from playground.sequence import Sequence, State
 
@@ -40,7 +40,7 @@ class Draft:
     """One step of one rank, being planned.
 
     See: `now`, `spec`, `rank`, `rng`, `waiting`, `running`, `decoding`, `partial`, `in_flight`, `blocks_free`, ...
-    Do: `take`, `take_decodes`, `preempt`, `swap_in`, `reject`, `send`, `wake`.
+    Do: `take`, `take_decodes`, `preempt`, `swap_in`, `reject`, `send`, `wake`, `move_layers`.
     """
 
     __slots__ = (
@@ -54,6 +54,8 @@ class Draft:
         "copies",
         "decoding",
         "in_flight",
+        "layers",
+        "move",
         "now",
         "partial",
         "preempted",
@@ -65,7 +67,14 @@ class Draft:
     )
 
     def __init__(
-        self, rank: Rank, spec: Spec, now: float, rng: Random, in_flight: tuple[Step, ...], ordinal: int
+        self,
+        rank: Rank,
+        spec: Spec,
+        now: float,
+        rng: Random,
+        in_flight: tuple[Step, ...],
+        ordinal: int,
+        layers: tuple[int, ...] = (),
     ) -> None:
         self._rank = rank
         self._ordinal = ordinal
@@ -78,6 +87,9 @@ class Draft:
         self.rng = rng
         self.in_flight = in_flight
         """Steps of this rank's group that have not come back, oldest first."""
+        self.layers = layers
+        """How many each stage holds; empty where they cannot move."""
+        self.move: LayerMove | None = None
         self._slices: list[Slice] = []
         self.copies: list[Copy] = []
         self.preempted: list[Preempted] = []
@@ -213,6 +225,16 @@ class Draft:
         return not self._slices and not self.copies
 
     # --- do
+
+    def move_layers(self, layers: tuple[int, ...]) -> bool:
+        """Have stages hold so many layers each from this step on; False where room lacks, or a stage would be empty."""
+        first = self.spec.layers
+        if len(layers) != len(first) or sum(layers) != sum(first) or layers == self.layers:
+            return False
+        if any(not 1 <= new <= old + self.spec.spare_layers for new, old in zip(layers, first, strict=True)):
+            return False
+        self.move = LayerMove(layers, self.spec.blocks - self._rank.pool.free)
+        return True
 
     def take(self, sequence: Sequence, tokens: int, lane: str = MAIN) -> int:
         """Place up to `tokens` of the sequence's next tokens; how many were placed.

@@ -14,7 +14,7 @@ from itertools import chain
 from math import inf
 from random import Random
 
-from playground.core import COPY_OUT, Columns, Copy, Done, Request, Slice, Spec, Step
+from playground.core import COPY_OUT, Columns, Copy, Done, LayerMove, Request, Slice, Spec, Step
 from playground.draft import Draft, Preempted
 from playground.policy import ClusterView, Policy
 from playground.rank import Rank, prefix_keys
@@ -69,6 +69,8 @@ class Group:
     """Requests that no step of this group has named yet."""
     ends: list[int] = field(default_factory=list)
     wake: float = inf
+    layers: tuple[int, ...] = ()
+    """Of each stage, where they can move."""
 
     @property
     def live(self) -> bool:
@@ -101,7 +103,10 @@ class Scheduler:
         self.policy = policy
         self.rng = Random(seed)
         self.ranks = tuple(Rank(i, spec, prefix_cache, requeue == "front") for i in range(spec.ranks))
-        self.groups = tuple(Group(i, tuple(self.ranks[rank] for rank in ranks)) for i, ranks in enumerate(spec.groups))
+        self.groups = tuple(
+            Group(i, tuple(self.ranks[rank] for rank in ranks), layers=spec.layers)
+            for i, ranks in enumerate(spec.groups)
+        )
         self._group_of = {rank.index: group for group in self.groups for rank in group.ranks}
         self.limit = spec.stages * self._run_ahead(policy, spec)
         """Steps that a group may have in flight."""
@@ -252,7 +257,7 @@ class Scheduler:
 
     def _draft(self, group: Group, rank: Rank, now: float) -> Draft:
         in_flight = tuple(flight.step for flight in group.flights.values())
-        draft = Draft(rank, self.spec, now, self.rng, in_flight, group.ordinal + 1)
+        draft = Draft(rank, self.spec, now, self.rng, in_flight, group.ordinal + 1, group.layers)
         self.policy.fill(draft)
         self._record(draft)
         return draft
@@ -286,7 +291,9 @@ class Scheduler:
         computing = {part.rank for part in slices} if self.spec.lockstep else ()
         dummies = tuple(rank.index for rank in group.ranks if rank.index not in computing) if computing else ()
         repeat = self._repeat(group, drafts, slices, copies) if self.spec.repeats else 1
-        step = Step(self._steps, group.index, now, slices, copies, starts, ends, dummies, repeat, not self.aborts)
+        move = self._move(group, drafts) if self.spec.spare_layers else None
+        certain = not self.aborts
+        step = Step(self._steps, group.index, now, slices, copies, starts, ends, dummies, repeat, certain, move)
         self._check_limits(step.columns)
         self._steps += 1
         group.ordinal += 1
@@ -294,6 +301,12 @@ class Scheduler:
         self._group_of_step[step.id] = group
         self._count_in(step.columns)
         return step
+
+    def _move(self, group: Group, drafts: list[Draft]) -> LayerMove | None:
+        """The first rank's wish: a group has its layers in common."""
+        if move := next((draft.move for draft in drafts if draft.move), None):
+            group.layers = move.layers
+        return move
 
     def _check_limits(self, slices: Columns) -> None:
         """The verbs of a draft cannot exceed them; a policy that reaches around the verbs is found here."""

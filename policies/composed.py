@@ -19,6 +19,7 @@ from playground.sequence import Sequence, State
 from policies.admission import Always
 from policies.order import Fcfs
 from policies.overlap import Overlap
+from policies.placement import Static
 from policies.route import RoundRobin
 from policies.victims import LastArrived
 
@@ -109,6 +110,16 @@ class Route(Protocol):
     def __call__(self, request: RequestView, view: ClusterView) -> int | None: ...
 
 
+class Placement(Protocol):
+    """How many layers should each stage hold from this step on? None: as now."""
+
+    def __call__(self, draft: Draft) -> tuple[int, ...] | None: ...
+
+    def check(self, spec: Spec) -> None:
+        """Refuse a backend on which it can do nothing; one line that says what to set."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Composed:
     """A policy made of choices.
@@ -125,11 +136,13 @@ class Composed:
     victims: Victims = field(default_factory=LastArrived)
     route: Route = field(default_factory=RoundRobin)
     overlap: Overlap = field(default_factory=Overlap)
+    placement: Placement = field(default_factory=Static)
 
     def place(self, request: RequestView, view: ClusterView) -> int | None:
         return self.route(request, view)
 
     def run_ahead(self, spec: Spec) -> int:
+        self.placement.check(spec)
         return self.overlap.run_ahead
 
     def steady(self, draft: Draft) -> int:
@@ -144,6 +157,8 @@ class Composed:
             self._carry_out(phase, draft)
         if draft.empty and draft.wake_at == inf and not _in_flight(draft):
             self._keep_moving(draft)
+        if draft.layers and (layers := self.placement(draft)):
+            draft.move_layers(layers)
 
     def _carry_out(self, phase: Phase, draft: Draft) -> None:
         match phase:

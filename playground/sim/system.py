@@ -7,7 +7,7 @@ ranks equally busy. Who shares a port with whom is `fabric`'s.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from math import hypot
 from typing import Protocol, cast
@@ -17,7 +17,8 @@ from playground.model import ModelShape
 from playground.sim.collectives import NONE, Exchange
 from playground.sim.cost import Cost, CostModel, Shape
 from playground.sim.device import Device
-from playground.sim.durations import LaneTimes, Modelled, Work
+from playground.sim.durations import LaneTimes, Modelled, StepTimes, Work
+from playground.sim.migration import seconds
 from playground.sim.traffic import Traffic
 
 DUMMY = Shape(1, 1, 0, 1, 1, 1, 0, 0)
@@ -63,7 +64,8 @@ class System(Modelled):
     """Durations on a cluster. The cost model's own communication is replaced by what the links say.
 
     `shared`: lanes are told as `Work` and bytes, for a backend whose ports are shared; else in plain seconds.
-    `shared_experts`: seconds that those of one layer take for so many tokens, to overlap a single batch.
+    `shared_experts`: seconds that those of one layer take for so many tokens, to overlap a single batch. `recut`: the
+    cost model of another cut, where layers may move; a KV block has `layer_block_bytes` for each of them.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class System(Modelled):
         manners: Manners | None = None,
         shared: bool = False,
         shared_experts: Callable[[int], float] | None = None,
+        recut: Callable[[tuple[int, ...]], CostModel] | None = None,
+        layer_block_bytes: float = 0.0,
     ) -> None:
         cluster = traffic.cluster
         super().__init__(cost, cluster.stages)
@@ -83,6 +87,32 @@ class System(Modelled):
         pools = cluster.lockstep and traffic.model.experts is not None
         self._pooling = _pooling(cost) if pools else None
         self._shared_experts = shared_experts
+        self._recut = recut
+        self._layer_block_bytes = layer_block_bytes
+        self._first = (cost, traffic)
+        self._cuts: dict[int, tuple[CostModel, Traffic]] = {}
+        """Of groups whose layers have moved."""
+        self._moving: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
+        """When which layers will be where, by group."""
+
+    def of(self, step: Step) -> StepTimes:
+        if self._recut:
+            self._move(step, self._recut)
+        return super().of(step)
+
+    def _move(self, step: Step, recut: Callable[[tuple[int, ...]], CostModel]) -> None:
+        """Take the group's present cut; a move is over when its KV has arrived, and the next one starts after it."""
+        group, coming = step.group, self._moving.setdefault(step.group, [])
+        while coming and coming[0][0] <= step.planned:
+            _, layers = coming.pop(0)
+            self._cuts[group] = recut(layers), replace(self._first[1], layers=layers)
+        self._cost, self._traffic = self._cuts.get(group, self._first)
+        if self._pooling:
+            self._pooling = _pooling(self._cost)
+        if step.move:
+            begins, before = coming[-1] if coming else (step.planned, self._traffic.layers)
+            took = seconds(step.move, before, self._traffic.cluster, group, self._layer_block_bytes)
+            coming.append((begins + took, step.move.layers))
 
     def _lane(self, shapes: list[Shape]) -> LaneTimes:
         ranks = self._everybody(shapes)

@@ -16,6 +16,7 @@ OPTIONS = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rg
 EXPERIMENTS = [option for option in OPTIONS if option.startswith("experiment/")]
 # What an option needs besides: a pool that fits this machine, a model that fits the device, a cut that fits the model.
 NEEDS = {
+    "policy/placement/dynapipe": ["parallel=pp2", "parallel.spare_layers=1"],
     "backend/engine": ["model=tiny", "kv.blocks=100"],
     "backend/costed": ["model=tiny", "kv.blocks=100"],
     "backend/cost/profiled": ["device=rtx4090"],

@@ -1,0 +1,87 @@
+"""Which stage holds which layers?"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from playground.core import Spec
+from playground.draft import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """Layers stay where they were put at the start (`parallel.layers`)."""
+
+    def __call__(self, draft: Draft) -> tuple[int, ...] | None:
+        return None
+
+    def check(self, spec: Spec) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DynaPipe:
+    """Layers move off the last stage, which also samples, as far as that balances the pipeline (DynaPipe, NeurIPS'25).
+
+    k layers go to the k (at most stages - 1) stages before it, k minimising |T_sample - k T_layer - k/m T_layer|, m of
+    them taking some. Predicted, in seconds: T_layer = `layer_base` + `layer_per_token` tokens + `layer_per_key` keys
+    of the step; T_sample = `sample_base` + `sample_per_row` decodes. A change is made when it was the choice of
+    `window` steps in a row, each of at least `least_decodes` decodes; no stage takes more than `most_extra` layers, and
+    the last one keeps one.
+    """
+
+    layer_base: float
+    layer_per_token: float
+    sample_base: float
+    sample_per_row: float
+    layer_per_key: float = 0.0
+    window: int = 25
+    least_decodes: int = 5
+    most_extra: int = 1
+    _choices: dict[int, deque[tuple[int, ...]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The last ones, by rank."""
+
+    def __post_init__(self) -> None:
+        for name in ("layer_base", "layer_per_token", "layer_per_key", "sample_base", "sample_per_row"):
+            if not (value := getattr(self, name)) >= 0:
+                raise ValueError(f"policy.placement.{name}={value} must be 0 or more seconds")
+        for name in ("window", "most_extra"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"policy.placement.{name}={value} must be at least 1")
+
+    def check(self, spec: Spec) -> None:
+        if not spec.spare_layers:
+            raise ValueError(
+                "policy.placement=dynapipe: no stage has room for another's layers; set parallel.spare_layers, "
+                "with parallel.stages of at least 2 and backend=sim"
+            )
+
+    def __call__(self, draft: Draft) -> tuple[int, ...] | None:
+        slices = draft.slices
+        decodes = sum([part.length == 1 and part.samples for part in slices])
+        if decodes < self.least_decodes:
+            return None
+        layer = self.layer_base + self.layer_per_token * draft.tokens
+        layer += self.layer_per_key * sum([part.start + part.length for part in slices])
+        chosen = self._balanced(draft.spec, layer, self.sample_base + self.sample_per_row * decodes)
+        recent = self._choices.setdefault(draft.rank, deque(maxlen=self.window))
+        recent.append(chosen)
+        settled = len(recent) == self.window and recent.count(chosen) == self.window
+        return chosen if settled and chosen != draft.layers else None
+
+    def _balanced(self, spec: Spec, layer: float, sample: float) -> tuple[int, ...]:
+        """From the layers of the start, not from those of now: k counts what left the last stage since then."""
+        *others, last = spec.layers
+        extra = min(self.most_extra, spec.spare_layers)
+        most = min(extra * len(others), last - 1)
+
+        def bubble(moved: int) -> float:
+            takers = min(moved, len(others)) or 1
+            return abs(sample - moved * layer - moved / takers * layer)
+
+        moved = min(range(most + 1), key=bubble)
+        each, more = divmod(moved, len(others))
+        # The stages nearest to the last take first.
+        first = len(others) - more
+        taken = [count + each + (stage >= first) for stage, count in enumerate(others)]
+        return (*taken, last - moved)
