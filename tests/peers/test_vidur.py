@@ -6,6 +6,13 @@ from experiments.peers import vidur
 from playground.sim.durations import Modelled
 
 
+def test_keys_are_rounded_for_each_chunk():
+    """No iteration of the run has two chunks with keys before them."""
+    cost = vidur.cost_model()
+    one, two = (vidur.Iteration(0, 0, chunks, 1.0).shape for chunks in (((10, 30), (20, 40)), ((64, 30), (64, 40))))
+    assert cost.stage(one, 0) == cost.stage(two, 0)
+
+
 @pytest.fixture(scope="module")
 def ours():
     return vidur.replay(vidur.workload(), Modelled(vidur.cost_model()))

@@ -15,7 +15,7 @@ from playground.scheduler import Scheduler
 from playground.sim.backend import SimBackend
 from playground.sim.cost import Fitted, Linear, Shape
 from playground.sim.cost.fitted import FEATURES, Fit
-from playground.sim.cost.fitting import fit, nnls
+from playground.sim.cost.fitting import _split, fit, nnls
 from playground.sim.cost.logged import Logged, steps
 from playground.sim.cost.tables import BeyondTable
 from playground.sim.device import Device
@@ -43,6 +43,10 @@ def part(start: int, length: int) -> Slice:
 
 
 def seconds(shape: Shape) -> float:
+    return _predicted(TRUE, shape)
+
+
+def _predicted(coefficients: dict[str, float], shape: Shape) -> float:
     values = (
         1,
         shape.tokens,
@@ -51,7 +55,7 @@ def seconds(shape: Shape) -> float:
         shape.prefill_pairs,
         shape.sequences,
     )
-    return sum(TRUE[name] * value for name, value in zip(FEATURES, values, strict=True))
+    return sum(coefficients[name] * value for name, value in zip(FEATURES, values, strict=True))
 
 
 def logged(count: int = 600, noise: float = 0.0, stages: int = 1, seed: int = 3) -> list[Logged]:
@@ -112,6 +116,13 @@ class TestFit:
         assert error.mape == pytest.approx(0.05 * np.sqrt(2 / np.pi), rel=0.15)
         assert abs(error.bias) < 0.01
 
+    def test_noise_does_not_pull_predictions_down(self):
+        """Shares of the measured time would: by about the noise squared, 6 %."""
+        line = fit(logged(2000, noise=0.25), []).stages[0]
+        quiet = logged(300, seed=8)
+        bias = np.mean([_predicted(line.coefficients, step.shape) / step.seconds[0] - 1 for step in quiet])
+        assert abs(bias) < 0.02
+
     def test_steps_that_the_machine_held_up_do_not_pull(self):
         """One step in 20 took ten times as long: plain least squares would be up by half."""
         steps_ = [
@@ -129,6 +140,10 @@ class TestFit:
         rng = np.random.default_rng(0)
         nonsense = [replace(step, seconds=(float(np.exp(rng.normal())),)) for step in logged(200)]
         assert fit(nonsense, []).held_out["all"].mape > 0.4
+        steps_ = logged(600)
+        training, test = _split(steps_, 0.2, rng)
+        assert {id(step) for step in training}.isdisjoint(map(id, test))
+        assert len(training) + len(test) == 600
         assert sum(fit(logged(600), []).held_out[kind].steps for kind in ("decode", "prefill", "mixed")) == 128
 
     def test_the_same_seed_gives_the_same_fit(self):

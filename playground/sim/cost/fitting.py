@@ -118,13 +118,13 @@ def _weights(design: Array, times: Array) -> Array:
 
 
 def _misfit(logged: Sequence[Logged], knee: int) -> float:
-    """Mean of absolute shares that the best fit with this knee is off, summed over the stages."""
+    """Mean of |log(predicted / measured)| of the best fit with this knee, summed over the stages."""
     design, total = _design(logged, knee), 0.0
     for stage in range(len(logged[0].seconds)):
         times = _times(logged, stage)
         weights = _weights(design, times)
         predicted = design @ nnls(design * weights[:, None], times * weights)
-        total += float(np.abs(predicted / times - 1).mean())
+        total += float(np.abs(np.log(np.maximum(predicted, 1e-12) / times)).mean())
     return total
 
 
