@@ -97,6 +97,8 @@ class Pool:
         self._context = get_context(method)
         self._reuses = method != "fork"
         self._busy: list[Worker] = []
+        self._leaving: list[Worker] = []
+        """Have no task any more; waiting for them would keep the next task waiting."""
         self._alone: Worker | None = None
 
     def run(self, numbers: Iterable[int]) -> Generator[Event, None, None]:
@@ -108,8 +110,11 @@ class Pool:
                     yield self._start(left.popleft())
                 self._let_one_alone()
                 yield from self._listen(left)
+                self._leaving = [worker for worker in self._leaving if not _has_left(worker)]
+            for worker in self._leaving:
+                worker.process.join(GRACE)  # what hangs while it exits is killed below
         finally:
-            _end(self._busy)
+            _end([*self._busy, *self._leaving])
 
     def _may_start(self) -> bool:
         return len(self._busy) < self._most and not any(worker.held for worker in self._busy) and self._alone is None
@@ -149,19 +154,23 @@ class Pool:
                 yield from self._finish(worker, left)
 
     def _finish(self, worker: Worker, left: deque[int]) -> Iterator[Event]:
+        ended = Ended(worker.number)
         self._release(worker)
-        yield Ended(worker.number)
+        # Put somewhere before anything is told: who listens may stop.
         if self._reuses and left and self._may_start():
             worker.number = left.popleft()
             self._busy.append(worker)
             _send(worker, worker.number)
-            yield Started(worker.number)
+            yield from (ended, Started(worker.number))
         else:
-            _dismiss(worker)
+            self._leaving.append(worker)
+            _send(worker, None)
+            yield ended
 
     def _bury(self, worker: Worker) -> Ended:
         self._release(worker)
-        _dismiss(worker)
+        worker.process.join(GRACE)
+        _kill(worker)
         return Ended(worker.number, _cause(worker.process.exitcode))
 
     def _release(self, worker: Worker) -> None:
@@ -219,11 +228,9 @@ def _send(worker: Worker, word: int | None) -> None:
         worker.connection.send(word)
 
 
-def _dismiss(worker: Worker) -> None:
-    """It has no task; what hangs while it exits must not hang the others."""
-    _send(worker, None)
-    worker.process.join(GRACE)
-    _kill(worker)
+def _has_left(worker: Worker) -> bool:
+    worker.process.join(0)
+    return worker.process.exitcode is not None
 
 
 def _kill(worker: Worker) -> None:
@@ -242,7 +249,6 @@ def _end(workers: list[Worker]) -> None:
     finally:  # also where a person is impatient
         for worker in workers:
             _kill(worker)
-        workers.clear()
 
 
 def _cause(code: int | None) -> str:
