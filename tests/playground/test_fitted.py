@@ -80,7 +80,7 @@ class TestNnls:
     def test_nothing_nearby_is_better(self, seed):
         """Optimality as Karush, Kuhn and Tucker have it: no slope where it is free, none downwards where it is 0."""
         rng = np.random.default_rng(seed)
-        design, target = rng.standard_normal((12, 4)), rng.standard_normal(12)
+        design, target = np.abs(rng.standard_normal((20, 8))), rng.standard_normal(20) + 0.5
         best = nnls(design, target)
         slope = design.T @ (design @ best - target)
         assert (best >= 0).all()
