@@ -15,7 +15,7 @@ from playground.scheduler import Event, Scheduler
 from playground.sim.backend import SimBackend
 from playground.sim.cost import Linear
 from playground.sim.durations import Modelled
-from playground.trace import SCHEMAS, NoTrace, Trace, expand, read
+from playground.trace import SCHEMAS, NoTrace, Trace, array, expand, read
 from playground.workload.source import OpenLoop
 from policies.budget import ChunkedPrefill
 from policies.composed import Composed
@@ -168,6 +168,27 @@ def test_merged_rows_expand_to_one_a_repetition(tmp_path):
     assert slices["blocks"].to_pylist() == [[0], [1], [], [], [], [2], []]
     assert steps["blocks_free"].to_pylist() == [19, 18, 18, 18, 18, 17, 17]
     assert steps["planned"].to_pylist()[1:] == steps["finished"].to_pylist()[:-1]
+
+
+@pytest.mark.parametrize("kind", sorted({field.type for schema in SCHEMAS.values() for field in schema}, key=str))
+@pytest.mark.parametrize("nulls", [False, True])
+def test_columns_are_what_arrow_makes_of_the_values(kind, nulls):
+    one = {"string": ["main", "", "ü"], "bool": [True, False, True], "double": [1.5, float("inf"), -0.0]}
+    values = one.get(str(kind), [1, 0, -7])
+    if isinstance(kind, pa.ListType):
+        values = [(3, 4), (), (-5,)]
+    if nulls and str(kind) != "string":
+        values = [None, *values, None]
+    for column in (values, values * 9, values[:1] * 20, [], tuple(values)):
+        made = array(column, kind)
+        made.validate(full=True)
+        assert made.equals(pa.array(column, kind))
+
+
+def test_a_trace_is_written_without_pandas(tmp_path):
+    code = "import sys; from pathlib import Path; from tests.playground.test_trace import run; from playground.trace "
+    code += "import Trace\nwith Trace(sys.argv[1]) as trace: run(trace)\nsys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, timeout=60).returncode == 0
 
 
 def test_nothing_need_be_kept():
