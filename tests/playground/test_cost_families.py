@@ -107,6 +107,14 @@ class TestWindows:
         assert full.memory - cost.memory == pytest.approx(3 * (20 - 8) * 16 / 100)
         assert full.compute - cost.compute == pytest.approx(3 * (20 - 8) * 32 / 500)
 
+    def test_skew_ends_at_the_window(self):
+        step = shape((3, 1), (99, 1))  # 4 and 8 keys of a window of 8, of which the sum allows 16
+        even, skewed = (Roofline(self.windowed(8, 8, 8, 8), DEVICE, skew=skew).stage(step, 0) for skew in (0.0, 0.5))
+        assert skewed == even
+        short = shape((1, 1), (3, 1))  # 2 and 4: half of the 2 that the shorter one lacks
+        even, skewed = (Roofline(self.windowed(8, 8, 8, 8), DEVICE, skew=skew).stage(short, 0) for skew in (0.0, 0.5))
+        assert skewed.memory - even.memory == pytest.approx(0.5 * 2 * 4 * 16 / 100)
+
     def test_short_contexts_are_read_whole(self):
         cost = roofline(self.windowed(8, 8, 8, None)).stage(shape((3, 1), (4, 1)), 0)
         assert cost == pytest.approx(roofline(MODEL).stage(shape((3, 1), (4, 1)), 0))
@@ -202,6 +210,8 @@ class TestExperts:
         assert (whole.experts_held, whole.expert_slices, whole.expert_bytes) == (8, 2, 96)
         assert (dealt.experts_held, dealt.expert_slices, dealt.expert_bytes) == (4, 1, 192)
         assert whole.weight_bytes(0) == dealt.weight_bytes(0)
+        assert roofline(MIXED, tp=2)._stages[0].expert_activation == pytest.approx(3 * 2 * (16 + 6) * 2 / 100)
+        assert Layout.of(MIXED, tp=2, ep=2, pooling=2).expert_slices == 2
         # Two replicas that share the experts hold half of them each.
         pooled = Layout.of(MIXED, ep=2, pooling=2)
         assert Layout.of(MIXED).weight_bytes(0) - pooled.weight_bytes(0) == 3 * 4 * 192
@@ -248,6 +258,11 @@ class TestExperts:
     def test_no_experts_to_deal_out(self):
         with pytest.raises(ValueError, match="ep=2: LlamaForCausalLM has no experts to deal out; set ep=1"):
             roofline(MODEL, tp=2, ep=2)
+
+
+def test_an_encoder_lies_on_the_first_stage():
+    beside, plain = Layout.of(replace(MODEL, encoder_parameters=100), stages=2), Layout.of(MODEL, stages=2)
+    assert [beside.weight_bytes(stage) - plain.weight_bytes(stage) for stage in range(2)] == [200, 0]
 
 
 class TestPrecision:
