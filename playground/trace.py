@@ -185,8 +185,8 @@ class _Slices(_Table):
         return arrays
 
 
-def array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """An Arrow array of one of the schemas' kinds. `pa.array` does the same, but takes twice the time and loads pandas.
+def array(values: Any, kind: pa.DataType) -> pa.Array:
+    """An Arrow array of a sequence of one of the schemas' kinds. `pa.array` does the same, but takes twice the time and loads pandas.
 
     None is null where the kind is a number or a list.
     """
