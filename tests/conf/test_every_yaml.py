@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 import conf
-from experiments import settings
+from experiments import launcher, settings
 from experiments.build import build
 from experiments.overrides import completing
 
@@ -35,6 +35,7 @@ NEEDS = {
 @pytest.fixture(autouse=True)
 def hydra_ready():
     settings.register()
+    launcher.register()
     with initialize_config_module("conf", version_base="1.3"):
         yield
 

@@ -9,7 +9,7 @@ from zlib import crc32
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 
-from experiments import settings
+from experiments import launcher, settings
 from playground.core import Request, Spec, Step
 from playground.loop import serve
 from playground.scheduler import Ended, Event, Scheduler
@@ -72,6 +72,7 @@ def _policy(chosen: str):
     """Its configuration, as the command line would compose it."""
     name, *choices = chosen.split()
     settings.register()
+    launcher.register()
     overrides = [f"policy={name}", *map(_override, choices)]
     with initialize_config_module("conf", version_base="1.3"):
         return compose("config", overrides=overrides).policy
