@@ -186,9 +186,9 @@ class _Slices(_Table):
 
 
 def array(values: Any, kind: pa.DataType) -> pa.Array:
-    """An Arrow array of a sequence of one of the schemas' kinds. `pa.array` does the same, but takes twice the time and loads pandas.
+    """A sequence as an Arrow array of one of the schemas' kinds; None is null where that is a number or a list.
 
-    None is null where the kind is a number or a list.
+    `pa.array` makes the same, but loads pandas, which takes as long as a small run.
     """
     count = len(values)
     if kind == _S:
