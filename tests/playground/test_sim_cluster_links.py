@@ -79,6 +79,11 @@ def test_in_an_all_to_all_everyone_sends_to_everyone_at_once():
     assert team(8, shared).all_to_all(700.0).wire == 160.0
 
 
+def test_a_fast_way_between_hosts_leaves_the_one_within_to_wait_for():
+    fast = replace(TWO, across=Link(1e9, latency=7.0))
+    assert team(8, fast).all_to_all(700.0) == Exchange(3 + 7, 3.0)
+
+
 def test_alone_there_is_nothing_to_exchange():
     alone = team(1)
     assert alone.all_reduce(9.0) == alone.all_gather(9.0) == alone.all_to_all(9.0) == (0.0, 0.0)

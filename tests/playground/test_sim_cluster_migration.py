@@ -210,6 +210,18 @@ def serve_all(placement) -> float:
     return log.dones[-1].finished / len(log.dones)
 
 
+def test_a_policy_sees_where_layers_are_and_moves_them_once():
+    seen = []
+
+    class Once(Static):
+        def __call__(self, draft):
+            seen.append(draft.layers)
+            return (5, 3)
+
+    serve_all(Once())
+    assert seen[0] == (4, 4) and set(seen[1:]) == {(5, 3)}
+
+
 def test_a_balanced_pipeline_is_faster():
     """Each step waits for the last stage: 6 s, or 5 s once a layer of a second has moved against sampling of two."""
     still, moved = serve_all(Static()), serve_all(rule(sample_base=2.0, window=5))

@@ -179,6 +179,20 @@ def test_devices_that_hold_the_same_tokens_send_a_share_each():
     assert work.wire == pytest.approx(6 * (3 * 3 * 2) * 32 / 64 + 8 * 6 * 32 / 64 + logits)
 
 
+def test_each_of_them_sends_a_share_to_those_who_have_its_experts():
+    """As above, but only to ranks that have one of a token's 2 of 8 experts."""
+    work = lockstep([decodes(6), decodes(2)], model=SPARSE, exchange="all_to_all", tp=2)
+    copies = 3 * (1 - 6 / 8 * 5 / 7)
+    assert work.wire == pytest.approx(6 * (3 * copies) * 32 / 64 + 8 * 6 * 32 / 64 + 6 * 640 / 2 / 64)
+
+
+def test_every_stage_exchanges_for_its_own_layers_with_experts():
+    """The first of four layers has none: one on the first stage, two on the second, each there and back."""
+    two = system(model=SPARSE, replicas=2, lockstep=True, layers=(2, 2))
+    shapes = [prefill(4), prefill(4)]
+    assert [two.work(shapes, stage).wire for stage in range(2)] == [2 * 1 * 4 * 32 / 64, 2 * 2 * 4 * 32 / 64]
+
+
 def test_experts_across_hosts_go_through_the_ports_between_them():
     """2 hosts of 2: a ring of 4 moves 3/4 of 10 tokens through 2 ports of 8 bytes/s."""
     links = replace(LINKS, across=Link(8.0, latency=0.0), devices_per_host=2)
