@@ -15,8 +15,8 @@ from typing import Any
 from simpy.core import Environment
 from simpy.events import Event, Timeout
 
-from playground.core import Spec
-from playground.sim.backend import Machine
+from playground.core import COPY_OUT, Spec
+from playground.sim.backend import Machine, Resource
 from playground.sim.cluster import Cluster, Port
 from playground.sim.collectives import Exchange
 from playground.sim.durations import Work
@@ -118,6 +118,22 @@ class StageDevices:
         job.finished(job.started, self._environment.now)
 
 
+class CopyEngine:
+    """Swaps KV; what goes out to the host may share a port with what devices send, what comes in arrives alone."""
+
+    def __init__(self, environment: Environment, port: Processor, name: str) -> None:
+        self._inward = Processor(environment)
+        self._outward = port
+        self._name = name
+
+    def submit(self, lane: str, work: float, finished: Finished) -> None:
+        """Copy for `work` seconds."""
+        if lane == COPY_OUT:
+            self._outward.submit(f"{self._name} {lane}", work, finished)
+        else:
+            self._inward.submit(lane, work, finished)
+
+
 @dataclass(frozen=True, slots=True)
 class Fabric:
     """Makes the resources of a simulation in which groups share ports."""
@@ -137,11 +153,17 @@ class Fabric:
             port = ports.at(self.cluster.send_port(group, stage))
             return Route(environment, port, f"{group}.{stage} send", partial(self.cluster.send, group, stage))
 
+        def engine(group: int) -> Resource:
+            if not self.cluster.links.host_shares:
+                return Processor(environment, gain=1.0)
+            # All stages swap at once: the first one's port stands for all.
+            return CopyEngine(environment, ports.at(self.cluster.team_port(group, 0)), f"{group}")
+
         groups = range(len(spec.groups))
         return Machine(
             [[devices(group, stage) for stage in stages] for group in groups],
             [[route(group, stage) for stage in links] for group in groups],
-            [Processor(environment, gain=1.0) for _ in groups],
+            [engine(group) for group in groups],
         )
 
 

@@ -47,7 +47,8 @@ class Links:
 
     `start` is what any collective or send takes before a byte moves, in seconds. `direct`: devices of a host read each
     other's memory (NVLink), so that one-shot and two-shot all-reduces exist. `all_reduce` names an algorithm; `auto`
-    takes the fastest for each size, as NCCL's tuner and vLLM's dispatch do.
+    takes the fastest for each size, as NCCL's tuner and vLLM's dispatch do. `host_shares`: copies to the host's memory
+    leave through the same ports as what devices of a host send each other (PCIe).
     """
 
     name: str
@@ -57,6 +58,7 @@ class Links:
     start: float = 4e-6
     direct: bool = True
     all_reduce: str = "auto"
+    host_shares: bool = False
 
     def __post_init__(self) -> None:
         if self.devices_per_host < 1:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from playground.core import MAIN, Spec
+from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, Spec
 from playground.sim.backend import SimBackend
 from playground.sim.cluster import Cluster
 from playground.sim.durations import LaneTimes, StepTimes, Work
@@ -87,6 +87,22 @@ def test_one_lanes_collectives_run_under_the_other_lanes_kernels():
     machine.launch(step(0, part(0, lane="a"), part(1, lane="b")))
     # At 6 a has sent 2 of 3; both at half speed: each has 1 left, both done at 8.
     assert [(done.lane, done.finished) for done in completions(machine)] == [("a", 8.0), ("b", 8.0)]
+
+
+@pytest.mark.parametrize(
+    "host_shares, lane, copied, sent",
+    [(True, COPY_OUT, 3.0, 6.0), (True, COPY_IN, 2.0, 5.0), (False, COPY_OUT, 2.0, 5.0)],
+)
+def test_a_copy_to_the_host_shares_the_port_of_sends(host_shares, lane, copied, sent):
+    """A copy of 2 s from 0 on, a send of 4 s from 1 on. At half the rate each the copy ends at 3; of the send 1 s is done
+    then, so that it ends at 6 and arrives half a second later. Alone they end at 2 and 5."""
+    links = replace(SHARED, host_shares=host_shares)
+    copy = {lane: LaneTimes((2.0,))}
+    machine = backend(Cluster(links, stages=2), {MAIN: PIPE, **copy})
+    machine.launch(step(0, part(0), copies=(Copy(1, 1, 0, (1,), (0,), lane),)))
+    dones = {done.lane: done for done in completions(machine)}
+    assert dones[lane].finished == copied
+    assert dones[MAIN].stages[1][0] == sent + 0.5
 
 
 @pytest.mark.parametrize("work, ends", [(Work(4.0, 3.0, True, 0.5), 4.5), (Work(3.0, 4.0, True, 0.5), 4.5)])
