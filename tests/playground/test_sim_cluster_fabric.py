@@ -94,8 +94,8 @@ def test_one_lanes_collectives_run_under_the_other_lanes_kernels():
     [(True, COPY_OUT, 3.0, 6.0), (True, COPY_IN, 2.0, 5.0), (False, COPY_OUT, 2.0, 5.0)],
 )
 def test_a_copy_to_the_host_shares_the_port_of_sends(host_shares, lane, copied, sent):
-    """A copy of 2 s from 0 on, a send of 4 s from 1 on. At half the rate each the copy ends at 3; of the send 1 s is done
-    then, so that it ends at 6 and arrives half a second later. Alone they end at 2 and 5."""
+    """A copy of 2 s from 0 on, a send of 4 s from 1 on. At half the rate each the copy ends at 3; of the send 1 s is
+    done then, so that it ends at 6 and arrives half a second later. Alone they end at 2 and 5."""
     links = replace(SHARED, host_shares=host_shares)
     copy = {lane: LaneTimes((2.0,))}
     machine = backend(Cluster(links, stages=2), {MAIN: PIPE, **copy})
