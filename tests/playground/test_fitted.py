@@ -112,13 +112,13 @@ class TestFit:
         assert sum(inside) >= 0.8 * len(inside)
 
     def test_the_error_is_that_of_the_noise(self):
-        error = fit(logged(2000, noise=0.05), []).held_out["all"]
+        error = fit(logged(2000, noise=0.05), [], draws=20).held_out["all"]
         assert error.mape == pytest.approx(0.05 * np.sqrt(2 / np.pi), rel=0.15)
         assert abs(error.bias) < 0.01
 
     def test_noise_does_not_pull_predictions_down(self):
         """Shares of the measured time would: by about the noise squared, 6 %."""
-        line = fit(logged(2000, noise=0.25), []).stages[0]
+        line = fit(logged(2000, noise=0.25), [], draws=20).stages[0]
         quiet = logged(300, seed=8)
         bias = np.mean([_predicted(line.coefficients, step.shape) / step.seconds[0] - 1 for step in quiet])
         assert abs(bias) < 0.02
@@ -129,10 +129,10 @@ class TestFit:
             replace(step, seconds=(10 * step.seconds[0],)) if number % 20 == 7 else step
             for number, step in enumerate(logged(1000, noise=0.02))
         ]
-        assert fit(steps_, []).stages[0].coefficients["base"] == pytest.approx(TRUE["base"], rel=0.05)
+        assert fit(steps_, [], draws=20).stages[0].coefficients["base"] == pytest.approx(TRUE["base"], rel=0.05)
 
     def test_more_steps_narrow_the_intervals(self):
-        few, many = (fit(logged(count, noise=0.05), []).stages[0] for count in (200, 3000))
+        few, many = (fit(logged(count, noise=0.05), []).stages[0] for count in (200, 2000))
         assert many.high["base"] - many.low["base"] < 0.5 * (few.high["base"] - few.low["base"])
 
     def test_errors_are_of_steps_that_were_not_fitted_to(self):
@@ -148,7 +148,9 @@ class TestFit:
 
     def test_the_same_seed_gives_the_same_fit(self):
         steps_ = logged(300, noise=0.1)
-        assert fit(steps_, [], seed=4) == fit(steps_, [], seed=4) != fit(steps_, [], seed=5)
+        assert (
+            fit(steps_, [], draws=20, seed=4) == fit(steps_, [], draws=20, seed=4) != fit(steps_, [], draws=20, seed=5)
+        )
 
     def test_each_stage_has_its_line(self):
         found = fit(logged(stages=2), [])
@@ -158,8 +160,10 @@ class TestFit:
         def alike(*slices: Slice) -> list[Logged]:
             return [Logged(Shape.of(slices), (0.01,), 0.0)] * 100
 
+        everything = logged(4500)
+
         def only(choose) -> list[Logged]:
-            return [step for step in logged(5000) if choose(step.shape)]
+            return [step for step in everything if choose(step.shape)]
 
         twins = [
             Logged(Shape.of([part(100, 1)] * rows + [part(0, 2 * rows)]), (0.01,), 0.0)
