@@ -9,9 +9,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -41,6 +42,8 @@ OUTPUT = "output.txt"
 MOST_LINES = 20
 """Of a point's output that are repeated while the sweep goes on."""
 TELL_EVERY = 0.5
+LATE = ("pyarrow.dataset", "pyarrow.pandas_compat")
+"""Modules that every run imports, but only when it first reads a table."""
 
 Job = Callable[..., object]
 """Takes the configuration, and how its progress is `shown`."""
@@ -131,6 +134,8 @@ class Processes(Launcher):
         names = dict(zip(batch, map(points.title, points.labels(list(batch.values()))), strict=True))
         tally = Tally(names, over=len(done))
         _announce(self._runner.folder, tally, min(self._workers, len(left)))
+        if self._start == "fork":
+            _warm(self._runner.config)
         pool = Pool(partial(_run_point, self._runner, batch), self._workers, self._start)
         try:
             with sweep_meter() as meter, closing(pool.run(left)) as events:
@@ -234,6 +239,24 @@ def _run_point(runner: Runner, batch: Batch, number: int, line: Line) -> None:
         run_job(job, config, "hydra.sweep.dir", "hydra.sweep.subdir", runner.context)
     if not (folder / PROBLEM).exists():
         points.finish(folder, number, _digest(config))
+
+
+def _warm(config: DictConfig) -> None:
+    """Import what points will need, once, before they are forked. What cannot be is told where it is needed."""
+    for target in _targets(OmegaConf.to_container(config, resolve=False)):
+        with suppress(Exception):
+            get_object(target)
+    for module in LATE:
+        import_module(module)
+
+
+def _targets(node: object) -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, child in node.items():
+            if key == "_target_":
+                yield child
+            elif key != "hydra":
+                yield from _targets(child)
 
 
 def _prepare() -> None:
