@@ -156,10 +156,11 @@ class Simulated:
         sharing = plan.tp * (parallel.replicas if parallel.dp_attention else 1)
         check_experts(plan.model, parallel.ep, sharing, parallel.exchange)
         manners = Manners(parallel.padding, parallel.overlap, parallel.overlap_rows)
+        spec = self._spec(plan)
         cost = self.cost_model(plan)
         if not plan.linked:
-            return SimBackend(self._spec(plan), Modelled(cost, plan.stages), self.lane_gain)
-        traffic, spec = plan.traffic(), self._spec(plan)
+            return SimBackend(spec, Modelled(cost, plan.stages), self.lane_gain)
+        traffic = plan.traffic()
         shared = len(spec.groups) > 1 or spec.stages > 1 or parallel.overlap == "lanes"
         moving: dict[str, Any] = {}
         if parallel.spare_layers:
