@@ -13,7 +13,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 OWN_FILE = {"azure_2024", "burstgpt", "qwen", "vllm", "aiperf", "saved", "sessions"}
 WANTED = {
     *("azure_conv", "azure_code", "mooncake", "mooncake_synthetic", "agent_miniswe", "agent_multi", "servegen_reason"),
-    *("servegen_chat", "sharegpt", "arxiv", "bwb", "poisson", "gamma", "constant", "closed_loop", "offline"),
+    *("servegen_chat", "sharegpt", "arxiv", "bwb", "poisson", "gamma", "constant", "closed_loop", "offline", "normal"),
     *("sharegpt_timed", *OWN_FILE),
 }
 
