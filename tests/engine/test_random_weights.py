@@ -50,7 +50,9 @@ def architecture(name):
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_shape_has_a_config_or_is_the_simulators_alone(name):
     if architecture(name) not in ARCHITECTURES:
-        with pytest.raises(EngineError, match=r"is not supported: the engine has .*; backend=sim has the costs of more$"):
+        with pytest.raises(
+            EngineError, match=r"is not supported: the engine has .*; backend=sim has the costs of more$"
+        ):
             find_config(name)
         return
     config = find_config(name)
