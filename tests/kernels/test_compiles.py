@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("capability", [89, 90])
 def test_kernels_compile_and_fit_the_shared_memory(capability, tmp_path):
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    environment["TMPDIR"] = str(tmp_path)  # the compiler leaves files
     command = [sys.executable, "-m", "tests.kernels.compiling", str(capability)]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
