@@ -11,6 +11,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from experiments.groundtruth.around import Around
 from experiments.groundtruth.calibration import Unknowns
 from experiments.groundtruth.case import Unsupported
 from experiments.groundtruth.physics import Floor, Held
@@ -64,10 +65,9 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
+class Linked(Around):
     """A cost model of one stage whose collectives take what the links say."""
 
-    cost: CostModel
     traffic: Traffic
     _known: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Seconds, by tokens and sampled rows: decodes ask for the same again and again."""
@@ -81,15 +81,6 @@ class Linked:
         if (time := self._known.get(size)) is None:
             time = self._known[size] = self.traffic.collectives(0, [size[0]], size[1]).time if size[0] else 0.0
         return time
-
-    def host(self, shape: Shape) -> float:
-        return self.cost.host(shape)
-
-    def transfer(self, shape: Shape) -> float:
-        return self.cost.transfer(shape)
-
-    def copy(self, blocks: int) -> float:
-        return self.cost.copy(blocks)
 
 
 def cost_model(name: str, hardware: Hardware, unknowns: Unknowns) -> CostModel:

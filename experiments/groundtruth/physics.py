@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from experiments.groundtruth.around import Around
 from playground.model import ModelShape
-from playground.sim.cost import Cost, CostModel, Shape
+from playground.sim.cost import Cost, Shape
 from playground.sim.device import Device
 
 SLACK = 1 - 1e-9
@@ -76,10 +77,9 @@ def _weights(model: ModelShape) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Held(Around):
     """A cost model of one stage that is held to physics at every step; it answers what the inner one does."""
 
-    cost: CostModel
     least: Floor
 
     def stage(self, shape: Shape, stage: int) -> Cost:
@@ -89,12 +89,3 @@ class Held:
                 f"{cost.device_time * 1e3:.3f} ms predicted for {shape}, which takes at least {least * 1e3:.3f} ms"
             )
         return cost
-
-    def host(self, shape: Shape) -> float:
-        return self.cost.host(shape)
-
-    def transfer(self, shape: Shape) -> float:
-        return self.cost.transfer(shape)
-
-    def copy(self, blocks: int) -> float:
-        return self.cost.copy(blocks)

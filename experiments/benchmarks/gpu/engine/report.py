@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks.gpu.failures import failure
+
 
 @dataclass
 class Report:
@@ -37,11 +39,9 @@ class Report:
         try:
             result = work()
         except Exception as error:  # noqa: BLE001 - whatever is raised, the other parts go on
-            lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            last = f"{type(error).__name__}: {lines[-1].strip()[:300]}"
-            self.failures.append({"name": name, "error": last, "at": f"{Path(place.filename).name}:{place.lineno}"})
-            print(f"FAILED {name}: {last} at {self.failures[-1]['at']}", flush=True)
+            found = failure(name, error, longest=300)
+            self.failures.append(found)
+            print(f"FAILED {name}: {found['error']} at {found['at']}", flush=True)
             traceback.print_exception(error, limit=-4, file=sys.stdout)
         self.seconds[name] = time.perf_counter() - began
         self.write()

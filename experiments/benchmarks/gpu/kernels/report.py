@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from experiments.benchmarks.gpu.failures import failure
 
 
 @dataclass
@@ -37,11 +38,9 @@ class Report:
         try:
             return work()
         except Exception as error:  # noqa: BLE001 - whatever a kernel or its compiler raises, the others go on
-            lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            last = f"{type(error).__name__}: {lines[-1].strip()[:200]}"
-            self.failures.append({"name": name, "error": last, "at": f"{Path(place.filename).name}:{place.lineno}"})
-            print(f"FAILED {name}: {last}", flush=True)
+            found = failure(name, error, longest=200)
+            self.failures.append(found)
+            print(f"FAILED {name}: {found['error']}", flush=True)
             return None
 
     def absorb(self, other: Mapping[str, Any]) -> None:
