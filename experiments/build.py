@@ -31,6 +31,7 @@ from playground.scheduler import Scheduler
 from playground.sim.backend import SimBackend
 from playground.sim.capacity import RESERVE_BYTES, Layout, kv_blocks
 from playground.sim.cluster import Cluster
+from playground.sim.contention import TURNS, Law
 from playground.sim.cost import CostModel
 from playground.sim.device import Device
 from playground.sim.durations import Modelled
@@ -141,12 +142,12 @@ class Simulated:
     """SimPy and a cost model.
 
     `cost` makes the model of (model, device, tp, stages, block_size). `utilization` and `reserve_bytes` say how much
-    of the memory KV may fill; `lane_gain` how well lanes overlap (0: they take turns); `skip_ahead`: advance quiet
+    of the memory KV may fill; `contention`: the law by which lanes share a device; `skip_ahead`: advance quiet
     stretches at once, with the same outcome.
     """
 
     cost: Callable[..., CostModel]
-    lane_gain: float = 0.0
+    contention: Law = TURNS
     utilization: float = 0.9
     reserve_bytes: float = RESERVE_BYTES
     skip_ahead: bool = True
@@ -159,7 +160,7 @@ class Simulated:
         spec = self._spec(plan)
         cost = self.cost_model(plan)
         if not plan.linked:
-            return SimBackend(spec, Modelled(cost, plan.stages), self.lane_gain)
+            return SimBackend(spec, Modelled(cost, plan.stages), self.contention)
         traffic = plan.traffic()
         shared = len(spec.groups) > 1 or spec.stages > 1 or parallel.overlap == "lanes"
         moving: dict[str, Any] = {}
@@ -168,9 +169,9 @@ class Simulated:
             moving["layer_block_bytes"] = spec.block_size * plan.layout.kv_bytes_per_token_layer
         system = System(cost, traffic, manners, shared, shared_experts(plan.model, plan.device, plan.tp), **moving)
         if not shared:
-            return SimBackend(spec, system, self.lane_gain)
+            return SimBackend(spec, system, self.contention)
         # Here a stretch of steps is told step by step: others may come to use the same ports.
-        return SimBackend(replace(spec, repeats=False), system, build=Fabric(traffic.cluster, self.lane_gain))
+        return SimBackend(replace(spec, repeats=False), system, build=Fabric(traffic.cluster, self.contention))
 
     def where(self, plan: Plan) -> str:
         return plan.device.name

@@ -19,6 +19,7 @@ from playground.core import Abort, Arrive, Done, Request, Spec, Step
 from playground.loop import Stuck, serve
 from playground.scheduler import Ended, Event, Group, Scheduler
 from playground.sim.backend import SimBackend
+from playground.sim.contention import APART
 from playground.sim.durations import Durations, LaneTimes, StepTimes
 
 LATER = nextafter(inf, 0)
@@ -33,7 +34,7 @@ Simulate = Callable[[Spec, Durations], Backend]
 
 def simulate(spec: Spec, durations: Durations) -> Backend:
     """The simulator that replays: recorded durations contain whatever lanes took from each other."""
-    return SimBackend(spec, durations, lane_gain=1.0)
+    return SimBackend(spec, durations, law=APART)
 
 
 class Divergence(Exception):

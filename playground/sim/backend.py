@@ -17,6 +17,7 @@ from simpy.core import Environment
 from simpy.events import Timeout
 
 from playground.core import COPY_IN, COPY_OUT, Columns, Done, Request, Spec, Step
+from playground.sim.contention import APART, TURNS, Law
 from playground.sim.durations import Durations, LaneTimes, StepTimes
 from playground.sim.processor import Finished, Processor
 
@@ -62,7 +63,7 @@ class Machine(NamedTuple):
 class SimBackend:
     """Stages in sequence, lanes on each stage at once, copies beside them, all on SimPy's clock.
 
-    `lane_gain`: see `processor`. Steps of one group enter every stage in the order of their launch. `build` makes
+    `law`: how lanes share a stage. Steps of one group enter every stage in the order of their launch. `build` makes
     another machine than one whose groups and links share nothing; then `durations` must speak of such work.
     """
 
@@ -70,13 +71,13 @@ class SimBackend:
         self,
         spec: Spec,
         durations: Durations,
-        lane_gain: float = 0.0,
+        law: Law = TURNS,
         build: Callable[[Environment, Spec], Machine] | None = None,
     ) -> None:
         self.spec = spec
         self._durations = durations
         self._environment = _Clock()
-        machine = build(self._environment, spec) if build else _unshared(self._environment, spec, lane_gain)
+        machine = build(self._environment, spec) if build else _unshared(self._environment, spec, law)
         self._stages, self._links, self._engines = machine
         self._hosts = [0.0 for _ in spec.groups]
         """Until when the host of each group is busy planning."""
@@ -259,14 +260,14 @@ class _Journey:
             link.submit(self._lane, self._times.transfer, self._enter)
 
 
-def _unshared(environment: Environment, spec: Spec, lane_gain: float) -> Machine:
-    def processors(count: int, gain: float = 0.0) -> list[Processor]:
-        return [Processor(environment, gain) for _ in range(count)]
+def _unshared(environment: Environment, spec: Spec, law: Law) -> Machine:
+    def processors(count: int, law: Law = TURNS) -> list[Processor]:
+        return [Processor(environment, law) for _ in range(count)]
 
     return Machine(
-        [processors(spec.stages, lane_gain) for _ in spec.groups],
+        [processors(spec.stages, law) for _ in spec.groups],
         [processors(spec.stages - 1) for _ in spec.groups],
-        processors(len(spec.groups), 1.0),
+        processors(len(spec.groups), APART),
     )
 
 

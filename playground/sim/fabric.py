@@ -19,6 +19,7 @@ from playground.core import COPY_OUT, Spec
 from playground.sim.backend import Machine, Resource
 from playground.sim.cluster import Cluster, Port
 from playground.sim.collectives import Exchange
+from playground.sim.contention import APART, TURNS, Law
 from playground.sim.durations import Work
 from playground.sim.processor import Finished, Processor
 
@@ -139,7 +140,7 @@ class Fabric:
     """Makes the resources of a simulation in which groups share ports."""
 
     cluster: Cluster
-    lane_gain: float = 0.0
+    law: Law = TURNS
 
     def __call__(self, environment: Environment, spec: Spec) -> Machine:
         ports = Ports(environment)
@@ -147,7 +148,7 @@ class Fabric:
 
         def devices(group: int, stage: int) -> StageDevices:
             port = ports.at(self.cluster.team_port(group, stage))
-            return StageDevices(environment, Processor(environment, self.lane_gain), port, f"{group}.{stage}")
+            return StageDevices(environment, Processor(environment, self.law), port, f"{group}.{stage}")
 
         def route(group: int, stage: int) -> Route:
             port = ports.at(self.cluster.send_port(group, stage))
@@ -155,7 +156,7 @@ class Fabric:
 
         def engine(group: int) -> Resource:
             if not self.cluster.links.host_shares:
-                return Processor(environment, gain=1.0)
+                return Processor(environment, APART)
             # All stages swap at once: the first one's port stands for all.
             return CopyEngine(environment, ports.at(self.cluster.team_port(group, 0)), f"{group}")
 

@@ -1,9 +1,7 @@
-"""A simulated processor: work in one lane is done in order, lanes share the device between them.
+"""A simulated processor: work in one lane is done in order, lanes share the device between them by a law.
 
-Contention law: `n` busy lanes each run at `(1 + gain * (n - 1)) / n` of full speed. Gain 0: they take turns, nothing is
-won; gain 1: they do not feel each other. Devices lie between (MuxServe and Nexus measure such curves).
-
-A link or a copy engine is a processor with one lane. It costs one SimPy event a job, whatever waits.
+A copy engine, or a link that nobody else uses, is a processor with one lane. It costs one SimPy event a job, whatever
+waits.
 """
 
 from __future__ import annotations
@@ -11,41 +9,54 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from simpy.core import Environment
 from simpy.events import Event, Timeout
+
+from playground.sim.contention import TURNS, Demand, Law
 
 Finished = Callable[[float, float], None]
 """Called with (started, finished) at the moment a job is finished."""
 
 
+class Kernels(NamedTuple):
+    """Seconds on a device that one has to oneself, and the shares of its arithmetic and bandwidth that they take."""
+
+    seconds: float
+    compute: float
+    memory: float
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     lane: str
+    compute: float
+    memory: float
     left: float
     """Seconds of work at full speed."""
     finished: Finished
     started: float = 0.0
+    speed: float = 1.0
 
 
 class Processor:
     """One device, link or copy engine."""
 
-    def __init__(self, environment: Environment, gain: float = 0.0) -> None:
-        if not 0 <= gain <= 1:
-            raise ValueError(f"lane_gain={gain} must lie in [0, 1]")
+    def __init__(self, environment: Environment, law: Law = TURNS) -> None:
         self._environment = environment
-        self._gain = gain
+        self._law = law
         self._lanes: dict[str, deque[_Job]] = {}
         self._busy: list[_Job] = []
         self._updated = 0.0
         self._timer: Timeout | None = None
         self._next: _Job | None = None
 
-    def submit(self, lane: str, work: float, finished: Finished) -> None:
-        """Do `work` seconds after everything that was submitted to this lane before."""
+    def submit(self, lane: str, work: float | Kernels, finished: Finished) -> None:
+        """Do `work` (bare seconds ask for all of the device) after everything submitted to this lane before."""
+        seconds, compute, memory = work if isinstance(work, Kernels) else (work, 1.0, 1.0)
+        job = _Job(lane, compute, memory, seconds, finished)
         queue = self._lanes.setdefault(lane, deque())
-        job = _Job(lane, work, finished)
         queue.append(job)
         if len(queue) == 1:
             self._progress()
@@ -58,10 +69,18 @@ class Processor:
 
     def _arm(self) -> None:
         """Wait for the job that ends first; a timer that was set before something changed is let pass."""
-        if not self._busy:
+        busy = self._busy
+        if not busy:
             return
-        self._next = self._busy[0] if len(self._busy) == 1 else min(self._busy, key=_left)
-        self._timer = Timeout(self._environment, self._next.left / self._speed())
+        if len(busy) == 1:
+            self._next = busy[0]
+            busy[0].speed = 1.0
+        else:
+            demands = [Demand(job.lane, job.compute, job.memory) for job in busy]
+            for job, speed in zip(busy, self._law.speeds(demands), strict=True):
+                job.speed = speed
+            self._next = min(busy, key=_left)
+        self._timer = Timeout(self._environment, _left(self._next))
         assert self._timer.callbacks is not None
         self._timer.callbacks.append(self._fire)
 
@@ -78,19 +97,16 @@ class Processor:
         self._arm()
         job.finished(job.started, self._environment.now)
 
-    def _speed(self) -> float:
-        busy = len(self._busy)
-        return (1 + self._gain * (busy - 1)) / busy
-
     def _progress(self) -> None:
         """Take off what every job has done since the last change."""
         now = self._environment.now
         if self._busy and now > self._updated:
-            done = (now - self._updated) * self._speed()
+            passed = now - self._updated
             for job in self._busy:
-                job.left = max(job.left - done, 0.0)
+                job.left = max(job.left - passed * job.speed, 0.0)
         self._updated = now
 
 
 def _left(job: _Job) -> float:
-    return job.left
+    """Seconds until it ends if nothing changes."""
+    return job.left / job.speed

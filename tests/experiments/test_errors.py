@@ -62,7 +62,7 @@ CASES = {
     ("policy.overlap.run_ahead=0",): "policy.overlap.run_ahead=0 must be at least 1",
     ("policy.budget.tokens=-5",): "policy.budget.tokens=-5 must be at least 1",
     ("backend.cost.skew=7",): "backend.cost.skew=7 must lie in 0..1",
-    ("backend.lane_gain=2",): "backend.lane_gain=2 must lie in [0, 1]",
+    ("backend/contention=gain", "backend.contention.gain=2"): "backend.contention.gain=2 must lie in [0, 1]",
     ("logger=wandb", "logger.mode=loud"): "logger.mode=loud must be offline, online or disabled",
     ("backend=engine", "model=tiny", "parallel=pp2"): "parallel.stages=2: backend=engine has one device so far",
     ("backend=engine", "model=llama-3.1-8b"): "model.path=llama-3.1-8b: the engine needs a Hugging Face folder",

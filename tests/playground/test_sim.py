@@ -8,6 +8,7 @@ from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, Done, Request, Slice,
 from playground.loop import serve
 from playground.scheduler import Scheduler
 from playground.sim.backend import SimBackend
+from playground.sim.contention import APART, Gain
 from playground.sim.cost import Linear
 from playground.sim.durations import LaneTimes, Modelled, StepTimes
 from playground.workload.source import OpenLoop
@@ -170,7 +171,7 @@ def test_run_ahead_hides_the_host(run_ahead, ends):
     ],
 )
 def test_two_lanes_share_a_device(gain, short, long):
-    backend = SimBackend(Spec(blocks=9), Table((0.0, {"a": ((2.0,),), "b": ((4.0,),)})), lane_gain=gain)
+    backend = SimBackend(Spec(blocks=9), Table((0.0, {"a": ((2.0,),), "b": ((4.0,),)})), law=Gain(gain))
     backend.launch(step(0, part(0, lane="a"), part(1, lane="b")))
     dones = completions(backend)
     assert [done.lane for done in dones] == ["a", "b"]
@@ -190,7 +191,7 @@ def test_a_lane_that_starts_later_slows_what_runs():
 
 def test_one_lanes_steps_keep_their_order():
     rows = [(0.0, {"a": ((3.0,),)}), (0.0, {"a": ((1.0,),)})]
-    backend = SimBackend(Spec(blocks=9), Table(*rows), lane_gain=1.0)
+    backend = SimBackend(Spec(blocks=9), Table(*rows), law=APART)
     backend.launch(step(0, part(0, lane="a")))
     backend.launch(step(1, part(1, lane="a")))
     assert [(done.step, done.finished) for done in completions(backend)] == [(0, 3.0), (1, 4.0)]
@@ -198,8 +199,8 @@ def test_one_lanes_steps_keep_their_order():
 
 @pytest.mark.parametrize("gain", [-0.1, 1.1])
 def test_an_impossible_gain_names_itself(gain):
-    with pytest.raises(ValueError, match="lane_gain"):
-        SimBackend(Spec(blocks=9), Table(), lane_gain=gain)
+    with pytest.raises(ValueError, match=r"backend\.contention\.gain=.* must lie in"):
+        Gain(gain)
 
 
 # --- copies

@@ -7,6 +7,7 @@ import pytest
 from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, Spec
 from playground.sim.backend import SimBackend
 from playground.sim.cluster import Cluster
+from playground.sim.contention import TURNS
 from playground.sim.durations import LaneTimes, StepTimes, Work
 from playground.sim.fabric import Fabric
 from playground.sim.links import Link, Links
@@ -28,9 +29,9 @@ class Table:
         return StepTimes(0.0, lanes)
 
 
-def backend(cluster, *rows, lockstep=False, lane_gain=0.0) -> SimBackend:
+def backend(cluster, *rows, lockstep=False, law=TURNS) -> SimBackend:
     spec = Spec(blocks=9, stages=cluster.stages, ranks=cluster.replicas, lockstep=lockstep)
-    return SimBackend(spec, Table(*rows), build=Fabric(cluster, lane_gain))
+    return SimBackend(spec, Table(*rows), build=Fabric(cluster, law))
 
 
 def launch(backend, *groups):
