@@ -15,6 +15,13 @@ from playground.sim.links import ISLAND, Links
 
 TREE_EFFICIENCY = 0.92
 """Of the bandwidth of a ring: NCCL's factor for its trees."""
+PAIRS = 1.3e-6
+"""Seconds that a group of sends and receives takes more than a collective to start (NCCL 2.29 on H200)."""
+BUFFERED = 8e-6
+"""Seconds that large parts take more, which go through NCCL's buffers (its Simple protocol)."""
+BUFFERED_FROM = 16384
+"""Bytes to one receiver up to which NCCL sends words with flags instead (LL): `P2P_LL_THRESHOLD` in its `enqueue.cc`.
+Half of `BUFFERED` is taken here, since channels cross it one after another."""
 
 
 class Exchange(NamedTuple):
@@ -149,13 +156,14 @@ class Team:
         if self.ranks == 1:
             return NONE
         others, links = self.ranks - 1, self.links
-        wire = size * (self.local - 1) / others / self._within
+        part = size / others
+        wire = part * (self.local - 1) / self._within
         latency = links.start + links.within.latency
         if self.hosts > 1 and links.across:
             sharers = min(self.local, links.across.shared_by)
-            wire = max(wire, size * (self.ranks - self.local) / others * sharers / links.across.rate)
+            wire = max(wire, part * (self.ranks - self.local) * sharers / links.across.rate)
             latency = links.start + max(links.within.latency, links.across.latency)
-        return Exchange(latency, wire)
+        return Exchange(latency + PAIRS + BUFFERED * part / (part + BUFFERED_FROM), wire)
 
 
 def _time(exchange: Exchange) -> float:

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from playground.sim.cluster import Cluster, Port
 from playground.sim.collectives import Exchange, Team
@@ -72,16 +74,44 @@ def test_an_all_gather_is_half_a_ring():
 
 
 def test_in_an_all_to_all_everyone_sends_to_everyone_at_once():
-    assert team(4).all_to_all(300.0) == Exchange(4.0, 3.0)
+    assert team(4).all_to_all(300.0) == pytest.approx(Exchange(4.0, 3.0), rel=1e-5)
     # 700 bytes over 7 others: 300 stay on the host (3 s), 400 leave it (40 s).
-    assert team(8).all_to_all(700.0) == Exchange(3 + 7, 40.0)
+    assert team(8).all_to_all(700.0) == pytest.approx(Exchange(3 + 7, 40.0), rel=1e-5)
     shared = replace(TWO, across=replace(OUTSIDE, shared_by=4))
     assert team(8, shared).all_to_all(700.0).wire == 160.0
 
 
 def test_a_fast_way_between_hosts_leaves_the_one_within_to_wait_for():
     fast = replace(TWO, across=Link(1e9, latency=7.0))
-    assert team(8, fast).all_to_all(700.0) == Exchange(3 + 7, 3.0)
+    assert team(8, fast).all_to_all(700.0) == pytest.approx(Exchange(3 + 7, 3.0), rel=1e-5)
+
+
+def test_parts_of_an_all_to_all_that_fill_buffers_take_longer_to_start():
+    start = team(4).all_to_all(0.0).latency
+    assert start == pytest.approx(4.0 + 1.3e-6, abs=1e-9)
+    assert team(4).all_to_all(3 * 16384.0).latency - start == pytest.approx(4e-6, abs=1e-9)
+    assert team(4).all_to_all(3e9).latency - start == pytest.approx(8e-6, abs=1e-9)
+
+
+# Rows of AIConfigurator's NCCL 2.29 table for H100; the constants come from H200's.
+@pytest.mark.parametrize(
+    ("ranks", "size", "seconds"),
+    [
+        (2, 2048, 6.5e-6),
+        (4, 16384, 7.5e-6),
+        (8, 131072, 9.7e-6),
+        (2, 262144, 14.2e-6),
+        (8, 2097152, 18.6e-6),
+        (4, 8388608, 39.3e-6),
+        (8, 33554432, 124.9e-6),
+        (2, 134217728, 259.6e-6),
+        (8, 536870912, 1490e-6),
+    ],
+)
+def test_all_to_alls_of_nccl_on_h100(ranks, size, seconds):
+    links = instantiate(OmegaConf.load("conf/links/dgx_h100.yaml"))
+    sent = size * (ranks - 1) / ranks  # the table counts what everyone keeps
+    assert Team(links, 1, ranks).all_to_all(sent).time == pytest.approx(seconds, rel=0.26)
 
 
 def test_alone_there_is_nothing_to_exchange():
