@@ -278,8 +278,9 @@ class Done:
     Times are seconds since the run began; `host` is the host's share of the launch, in seconds. `tokens` holds, for
     each sequence that sampled, the tokens it got (in a backend without tensors every id is 0: only their number
     means anything). `ended`: sequences that got their last token. `ticks`: finish times of each repetition when
-    `count` > 1. `stages`: (started, finished) on each pipeline stage where there are several. `logprobs`: one for each
-    of the `tokens` of those sequences that asked for them; traces do not keep them.
+    `count` > 1. `stages`: (started, finished) on each pipeline stage where there are several, repetition by
+    repetition. `planned`: when each repetition was decided, where that is not when the one before finished.
+    `logprobs`: one for each of the `tokens` of those sequences that asked for them; traces do not keep them.
     """
 
     step: int
@@ -293,7 +294,16 @@ class Done:
     count: int = 1
     ticks: tuple[float, ...] = ()
     stages: tuple[tuple[float, float], ...] = ()
+    planned: tuple[float, ...] = ()
     logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)
+
+
+class Turn(NamedTuple):
+    """How far a backend is with a step that it repeats by itself: repetitions decided and done, the first included."""
+
+    step: int
+    planned: int
+    done: int
 
 
 @dataclass(frozen=True, slots=True)
