@@ -31,14 +31,15 @@ from playground.scheduler import Scheduler
 from playground.sim.backend import SimBackend
 from playground.sim.capacity import RESERVE_BYTES, Layout, kv_blocks
 from playground.sim.cluster import Cluster
-from playground.sim.contention import TURNS, Law
+from playground.sim.contention import TURNS, Gain, Law
 from playground.sim.cost import CostModel
 from playground.sim.device import Device
-from playground.sim.durations import Modelled
+from playground.sim.durations import Demanding, Modelled
 from playground.sim.fabric import Fabric
 from playground.sim.links import Links, Sheet
 from playground.sim.migration import blocks_beside_spares
-from playground.sim.system import Manners, System, shared_experts
+from playground.sim.overlap import row_products, shared_experts
+from playground.sim.system import Manners, System
 from playground.sim.traffic import Traffic, check_experts
 from playground.workload.source import Source
 
@@ -134,6 +135,8 @@ class Plan:
         talks = self.tp > 1 or self.stages > 1
         if parallel.dp_attention or parallel.spare_layers:
             return True
+        if parallel.overlap == "two_batch":  # halves read the weights twice, whether or not they talk
+            return True
         return talks and (not isinstance(self.links, Sheet) or parallel.overlap != "none")
 
 
@@ -156,18 +159,26 @@ class Simulated:
         parallel = plan.settings.parallel
         sharing = plan.tp * (parallel.replicas if parallel.dp_attention else 1)
         check_experts(plan.model, parallel.ep, sharing, parallel.exchange)
-        manners = Manners(parallel.padding, parallel.overlap, parallel.overlap_rows)
+        manners = Manners(
+            parallel.padding,
+            parallel.overlap,
+            parallel.overlap_rows,
+            parallel.overlap_threshold,
+            parallel.overlap_chunks,
+        )
         spec = self._spec(plan)
         cost = self.cost_model(plan)
         if not plan.linked:
-            return SimBackend(spec, Modelled(cost, plan.stages), self.contention)
+            told = Modelled if isinstance(self.contention, Gain) else Demanding
+            return SimBackend(spec, told(cost, plan.stages), self.contention)
         traffic = plan.traffic()
         shared = len(spec.groups) > 1 or spec.stages > 1 or parallel.overlap == "lanes"
-        moving: dict[str, Any] = {}
+        shared = shared or not isinstance(self.contention, Gain)
+        more: dict[str, Any] = {"row_products": row_products(plan.model, plan.device, plan.tp)}
         if parallel.spare_layers:
-            moving["recut"] = partial(self._recut, plan)
-            moving["layer_block_bytes"] = spec.block_size * plan.layout.kv_bytes_per_token_layer
-        system = System(cost, traffic, manners, shared, shared_experts(plan.model, plan.device, plan.tp), **moving)
+            more["recut"] = partial(self._recut, plan)
+            more["layer_block_bytes"] = spec.block_size * plan.layout.kv_bytes_per_token_layer
+        system = System(cost, traffic, manners, shared, shared_experts(plan.model, plan.device, plan.tp), **more)
         if not shared:
             return SimBackend(spec, system, self.contention)
         # Here a stretch of steps is told step by step: others may come to use the same ports.

@@ -26,7 +26,7 @@ class Parallel:
 
     `layers`: how many each stage holds (null: as even as it goes). `dp_attention`: the replicas are ranks of one group,
     which step together and pool their tokens for the experts; `ep`: over how many ranks whole experts are dealt out.
-    `exchange`, `padding`, `overlap`, `overlap_rows`: see `playground.sim.traffic.Traffic` and `system.Manners`.
+    `exchange`, `padding`, `overlap` and `overlap_...`: see `playground.sim.traffic.Traffic` and `system.Manners`.
     `spare_layers`: room on each stage for so many more, which a policy may move there (`policy/placement`).
     """
 
@@ -40,6 +40,8 @@ class Parallel:
     padding: str = "graphs"
     overlap: str = "none"
     overlap_rows: int = 0
+    overlap_threshold: float = 0.48
+    overlap_chunks: int = 2
     spare_layers: int = 0
 
     def __post_init__(self) -> None:

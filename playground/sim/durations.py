@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
+from math import inf
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from playground.core import Columns, Slice, Step
-from playground.sim.cost import CostModel, Shape
+from playground.sim.cost import Cost, CostModel, Shape
+from playground.sim.processor import Kernels
 
 
 class Work(NamedTuple):
@@ -21,12 +23,20 @@ class Work(NamedTuple):
     """Whether kernels and exchanges go on at the same time."""
     tail: float = 0.0
     """What overlaps with nothing, after both."""
+    compute: float = inf
+    memory: float = inf
+    """Of the kernels' seconds, those of arithmetic and of bandwidth at full rate, which other lanes cannot have."""
 
     @property
     def alone(self) -> float:
         """With devices and links to oneself."""
         busy = max(self.kernels, self.wire) if self.overlaps else self.kernels + self.wire
         return busy + self.tail
+
+    @property
+    def demand(self) -> Kernels:
+        """What it asks of the device."""
+        return Kernels(self.kernels, self.compute, self.memory)
 
 
 class LaneTimes(NamedTuple):
@@ -51,8 +61,15 @@ class Durations(Protocol):
 
     def of(self, step: Step) -> StepTimes: ...
 
+
+@runtime_checkable
+class Repeating(Durations, Protocol):
+    """Durations that also know what a step's second, third, ... repetition takes, without end."""
+
+    def repetitions(self, step: Step) -> Iterator[StepTimes]: ...
+
     def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
-        """(host, stage) seconds of the step's second, third, ... repetition."""
+        """The same of a step on a lone stage, as (host, stage) seconds; the host's are those of the step itself."""
         ...
 
 
@@ -106,17 +123,38 @@ class Modelled:
         """Every rank plans for itself, at the same time."""
         return max(map(self._cost.host, shapes), default=0.0)
 
-    def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
-        cost, shape = self._cost, Shape.of_columns(step.columns)
-        if self._ticking:
-            return zip(repeat(cost.host(shape)), self._ticking(shape))
-        return self._ticks(shape)
-
-    def _ticks(self, shape: Shape) -> Iterator[tuple[float, float]]:
-        cost = self._cost
+    def repetitions(self, step: Step) -> Iterator[StepTimes]:
+        (lane,), shapes = step.lanes, _shapes(step.columns)
+        host = self._host(shapes)
         while True:
-            shape = shape.tick()
-            yield cost.host(shape), cost.stage(shape, 0).device_time
+            shapes = [shape.tick() for shape in shapes]
+            yield StepTimes(host, {lane: self._lane(shapes)})
+
+    def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
+        shapes = _shapes(step.columns)
+        host = self._host(shapes)
+        if self._ticking and len(shapes) == 1:
+            return zip(repeat(host), self._ticking(shapes[0]))
+        return ((host, self._seconds(times)) for times in self.repetitions(step))
+
+    def _seconds(self, times: StepTimes) -> float:
+        """On the only stage, for one who is alone there."""
+        ((work,),) = [lane.stages for lane in times.lanes.values()]
+        return work.seconds if isinstance(work, Kernels) else work
+
+
+class Demanding(Modelled):
+    """Durations that say what lanes ask of the device, for laws of contention that look at it."""
+
+    def _lane(self, shapes: list[Shape]) -> LaneTimes:
+        cost = self._cost
+        costs = [max([cost.stage(shape, stage) for shape in shapes], key=_device_time) for stage in self._stages]
+        times = tuple([Kernels(one.device_time, one.compute, one.memory) for one in costs])
+        return LaneTimes(times, max(map(cost.transfer, shapes)) if len(times) > 1 else 0.0)
+
+
+def _device_time(cost: Cost) -> float:
+    return cost.device_time
 
 
 def _shapes(slices: Columns) -> list[Shape]:

@@ -107,9 +107,9 @@ class StageDevices:
 
         if job.work.overlaps:
             self._port.submit(f"{self._name} {lane}", job.work.wire, part_done)
-            self._device.submit(lane, job.work.kernels, part_done)
+            self._device.submit(lane, job.work.demand, part_done)
         else:
-            self._device.submit(lane, job.work.kernels, exchange)
+            self._device.submit(lane, job.work.demand, exchange)
 
     def _end(self, lane: str) -> None:
         queue = self._lanes[lane]

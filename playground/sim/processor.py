@@ -21,11 +21,19 @@ Finished = Callable[[float, float], None]
 
 
 class Kernels(NamedTuple):
-    """Seconds on a device that one has to oneself, and the shares of its arithmetic and bandwidth that they take."""
+    """Seconds on a device that one has to oneself, and how many of them its arithmetic and its bandwidth are used up
+    (no more than all)."""
 
     seconds: float
     compute: float
     memory: float
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Of arithmetic and of bandwidth."""
+        if self.seconds <= 0:
+            return 1.0, 1.0
+        return min(self.compute / self.seconds, 1.0), min(self.memory / self.seconds, 1.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +62,10 @@ class Processor:
 
     def submit(self, lane: str, work: float | Kernels, finished: Finished) -> None:
         """Do `work` (bare seconds ask for all of the device) after everything submitted to this lane before."""
-        seconds, compute, memory = work if isinstance(work, Kernels) else (work, 1.0, 1.0)
-        job = _Job(lane, compute, memory, seconds, finished)
+        if isinstance(work, Kernels):
+            job = _Job(lane, *work.shares, work.seconds, finished)
+        else:
+            job = _Job(lane, 1.0, 1.0, work, finished)
         queue = self._lanes.setdefault(lane, deque())
         queue.append(job)
         if len(queue) == 1:

@@ -6,26 +6,25 @@ ranks equally busy. Who shares a port with whom is `fabric`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
-from math import hypot
 from typing import Protocol, cast
 
 from playground.core import Step
-from playground.model import ModelShape
-from playground.sim.collectives import NONE, Exchange
+from playground.sim.collectives import Exchange
 from playground.sim.cost import Cost, CostModel, Shape
-from playground.sim.device import Device
 from playground.sim.durations import LaneTimes, Modelled, StepTimes, Work
 from playground.sim.migration import seconds
+from playground.sim.overlap import Half, Seconds, in_chunks, in_turns, split
+from playground.sim.processor import Kernels
 from playground.sim.traffic import Traffic
 
 DUMMY = Shape(1, 1, 0, 1, 1, 1, 0, 0)
 """What a rank without work computes so that the collectives find it: one token (gLLM, RapidLLM)."""
 
 PADDING = ("graphs", "always", "never")
-OVERLAPS = ("none", "lanes", "two_batch", "single_batch")
+OVERLAPS = ("none", "lanes", "two_batch", "single_batch", "row_chunks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +34,17 @@ class Manners:
     `padding`, in lockstep, to the rank with most tokens: `graphs`: when all ranks decode, since they replay graphs of
     one size (gLLM); `always` (vLLM); `never`. `overlap`: `none`: exchanges wait for kernels and kernels for
     exchanges; `lanes`: while one lane exchanges, the others have the device; `two_batch`: each half of a batch
-    exchanges while the other computes, in steps of at least `overlap_rows` tokens; `single_batch`: tokens travel to
-    their experts while the shared experts compute.
+    exchanges while the other computes, prompts being cut where whole ones would leave a side less than
+    `overlap_threshold` of the tokens; `single_batch`: tokens travel to their experts while the shared experts compute;
+    `row_chunks`: products before all-reduces are computed in `overlap_chunks` parts, each summed while the next is
+    computed. The last three in steps of at least `overlap_rows` tokens.
     """
 
     padding: str = "graphs"
     overlap: str = "none"
     overlap_rows: int = 0
+    overlap_threshold: float = 0.48
+    overlap_chunks: int = 2
 
     def __post_init__(self) -> None:
         if self.padding not in PADDING:
@@ -50,6 +53,12 @@ class Manners:
             raise ValueError(f"parallel.overlap={self.overlap} must be one of {', '.join(OVERLAPS)}")
         if self.overlap_rows < 0:
             raise ValueError(f"parallel.overlap_rows={self.overlap_rows} must be 0 or more tokens")
+        if not 0 <= self.overlap_threshold <= 0.5:
+            raise ValueError(
+                f"parallel.overlap_threshold={self.overlap_threshold} must lie in [0, 0.5]; 0 cuts no prompt"
+            )
+        if self.overlap_chunks < 2:
+            raise ValueError(f"parallel.overlap_chunks={self.overlap_chunks} must be at least 2")
 
 
 class Pooling(Protocol):
@@ -64,7 +73,8 @@ class System(Modelled):
     """Durations on a cluster. The cost model's own communication is replaced by what the links say.
 
     `shared`: lanes are told as `Work` and bytes, for a backend whose ports are shared; else in plain seconds.
-    `shared_experts`: seconds that those of one layer take for so many tokens, to overlap a single batch. `recut`: the
+    `shared_experts`: seconds that those of one layer take for so many tokens, to overlap a single batch;
+    `row_products`: of the products before a layer's all-reduces, to be computed in chunks. `recut`: the
     cost model of another cut, where layers may move; a KV block has `layer_block_bytes` for each of them.
     """
 
@@ -74,12 +84,14 @@ class System(Modelled):
         traffic: Traffic,
         manners: Manners | None = None,
         shared: bool = False,
-        shared_experts: Callable[[int], float] | None = None,
+        shared_experts: Seconds | None = None,
+        row_products: tuple[Seconds, Seconds] | None = None,
         recut: Callable[[tuple[int, ...]], CostModel] | None = None,
         layer_block_bytes: float = 0.0,
     ) -> None:
         cluster = traffic.cluster
         super().__init__(cost, cluster.stages)
+        self._ticking = None  # a cost model alone knows nothing of links
         self._traffic = traffic
         self._manners = manners or Manners()
         self._shared = shared
@@ -87,6 +99,7 @@ class System(Modelled):
         pools = cluster.lockstep and traffic.model.experts is not None
         self._pooling = _pooling(cost) if pools else None
         self._shared_experts = shared_experts
+        self._row_products = row_products
         self._recut = recut
         self._layer_block_bytes = layer_block_bytes
         self._first = (cost, traffic)
@@ -137,13 +150,16 @@ class System(Modelled):
         """Of one stage: everybody waits for the slowest kernels and the slowest launching at every layer."""
         manners = self._manners
         tokens = [shape.tokens for shape in ranks]
-        if manners.overlap == "two_batch" and max(tokens) >= max(2, manners.overlap_rows):
+        enough = max(tokens) >= max(2, manners.overlap_rows)
+        if manners.overlap == "two_batch" and enough:
             return self._two_batches(ranks, stage)
         busy = self._busy(ranks, stage)
         exchange = self._exchange(ranks, stage)
-        if manners.overlap == "single_batch":
-            busy -= self._hidden(tokens, stage)
-        return Work(busy + exchange.latency, exchange.wire)
+        if manners.overlap == "row_chunks" and enough:
+            return self._row_chunks(max(tokens), busy, exchange, stage)
+        hidden = self._hidden(tokens, stage) if manners.overlap == "single_batch" and enough else 0.0
+        kernels = busy.seconds - hidden + exchange.latency
+        return Work(kernels, exchange.wire, compute=busy.compute, memory=busy.memory)
 
     def _hidden(self, tokens: list[int], stage: int) -> float:
         """Of shared experts, as much as there is of the way to the others, in every layer that has both."""
@@ -152,14 +168,15 @@ class System(Modelled):
             return 0.0
         return count * min(traffic.experts(tokens).time, self._shared_experts(max(tokens)))
 
-    def _busy(self, ranks: list[Shape], stage: int) -> float:
+    def _busy(self, ranks: list[Shape], stage: int) -> Kernels:
         """Kernels or their launching, whichever is slower: who launches eagerly holds up the others' graphs."""
         if self._pooling:
             pooled = sum([shape.tokens for shape in ranks])
             costs = [self._pooling.stage(shape, stage, pooled) for shape in ranks]
         else:
             costs = [self._cost.stage(shape, stage) for shape in ranks]
-        return max(max([cost.kernels for cost in costs]), max([cost.host for cost in costs]))
+        slowest = max(costs, key=_kernels)
+        return Kernels(max(slowest.kernels, max([cost.host for cost in costs])), slowest.compute, slowest.memory)
 
     def _exchange(self, ranks: list[Shape], stage: int) -> Exchange:
         return self._traffic.collectives(
@@ -167,19 +184,41 @@ class System(Modelled):
         )
 
     def _two_batches(self, ranks: list[Shape], stage: int) -> Work:
-        """Halves take turns: in L layers 2 L max(k, c) + min(k, c), with k and c those of half a batch in a layer."""
-        halves = [half(shape) for shape in ranks]
-        kernels = 2 * self._busy(halves, stage)
-        exchange = self._exchange(halves, stage)
-        waits = 2 * exchange.time
-        tail = min(kernels, waits) / 2 / self._traffic.layers[stage]
-        return Work(kernels, waits, True, tail) if exchange != NONE else Work(kernels, 0.0)
+        """Halves take turns at every layer (weights are read twice). A rank with less to do has dummies in its stead.
 
-    def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
-        shape = Shape.of_columns(step.columns)
-        while True:
-            shape = shape.tick()
-            yield self._cost.host(shape), self.work([shape], 0).alone
+        Without a second half there is nothing to take turns with: then as without overlap.
+        """
+        halves = list(zip(*[split(shape, self._manners.overlap_threshold) for shape in ranks], strict=True))
+        if not all(any(shape.tokens for shape in half) for half in halves):
+            halves = [tuple(ranks)]
+        sides = [[shape if shape.tokens else DUMMY for shape in half] for half in halves]
+        busy = [self._busy(side, stage) for side in sides]
+        waits = [self._exchange(side, stage) for side in sides]
+        kernels = Kernels(*map(sum, zip(*busy, strict=True)))
+        wait = sum([exchange.time for exchange in waits])
+        if len(sides) == 1 or not wait:
+            return Work(kernels.seconds, wait, compute=kernels.compute, memory=kernels.memory)
+        layers = self._traffic.layers[stage]
+        first, second = [Half(k.seconds / layers, c.time / layers) for k, c in zip(busy, waits, strict=True)]
+        return _overlapped(in_turns(first, second, layers), kernels, wait)
+
+    def _row_chunks(self, tokens: int, busy: Kernels, exchange: Exchange, stage: int) -> Work:
+        """Products before sums over tensor-parallel devices in chunks of rows; experts' are left whole."""
+        traffic, chunks = self._traffic, min(self._manners.overlap_chunks, tokens)
+        if self._row_products is None or traffic.cluster.tp == 1:
+            return Work(busy.seconds + exchange.latency, exchange.wire, compute=busy.compute, memory=busy.memory)
+        rows = -(-tokens // chunks)
+        reduce = traffic.cluster.tensor.all_reduce(rows * traffic.token_bytes).time
+        whole = traffic.cluster.tensor.all_reduce(tokens * traffic.token_bytes).time
+        output, last = self._row_products
+        dense = traffic.layers[stage] - traffic.expert_layers(stage)
+        longer = total = 0.0
+        for product, count in ((output, traffic.layers[stage]), (last, dense)):
+            longer += count * (chunks * product(rows) - product(tokens))
+            total += count * (in_chunks(product(rows), reduce, chunks) - product(tokens) - whole)
+        kernels = busy._replace(seconds=busy.seconds + longer, memory=busy.memory + longer)
+        sent = exchange.time + (traffic.layers[stage] + dense) * (chunks * reduce - whole)
+        return _overlapped(busy.seconds + exchange.time + total, kernels, sent)
 
 
 def _pooling(cost: CostModel) -> Pooling:
@@ -192,19 +231,6 @@ def _pooling(cost: CostModel) -> Pooling:
     )
 
 
-def shared_experts(model: ModelShape, device: Device, tp: int) -> Callable[[int], float] | None:
-    """Seconds that the shared experts of one layer take, as the roofline takes any matrices; None without them."""
-    if model.experts is None or not model.experts.shared:
-        return None
-    weights = 3 * model.hidden * model.experts.shared / tp
-    memory = weights * model.dtype_bytes / device.bandwidth
-
-    def seconds(tokens: int) -> float:
-        return hypot(2 * weights * tokens / device.gemm_flops, memory)
-
-    return seconds
-
-
 def padded(shape: Shape, tokens: int) -> Shape:
     """With rows that mean nothing until there are so many; among decodes they are decodes of one key."""
     more = tokens - shape.tokens
@@ -213,15 +239,11 @@ def padded(shape: Shape, tokens: int) -> Shape:
     return shape._replace(tokens=tokens, decodes=tokens, decode_context=shape.decode_context + more)
 
 
-def half(shape: Shape) -> Shape:
-    """The larger half of a batch; a prompt is cut, too, and its later half sees the earlier one."""
-    cut = [(start, -(-length // 2)) for start, length in shape.chunks]
-    return shape._replace(
-        tokens=-(-shape.tokens // 2),
-        sequences=-(-shape.sequences // 2),
-        sampled=-(-shape.sampled // 2),
-        decodes=-(-shape.decodes // 2),
-        decode_context=-(-shape.decode_context // 2),
-        prefill_pairs=-(-shape.prefill_pairs // 2),
-        chunks=tuple(cut),
-    )
+def _overlapped(seconds: float, kernels: Kernels, wire: float) -> Work:
+    """So many seconds in all, of kernels and exchanges that go on beside each other."""
+    tail = seconds - max(kernels.seconds, wire)
+    return Work(kernels.seconds, wire, True, tail, kernels.compute, kernels.memory)
+
+
+def _kernels(cost: Cost) -> float:
+    return cost.kernels

@@ -12,7 +12,8 @@ from playground.sim.cluster import Cluster
 from playground.sim.collectives import NONE, Exchange
 from playground.sim.cost import Cost, Linear, Shape
 from playground.sim.links import Link, Links
-from playground.sim.system import DUMMY, Manners, System, half, padded, shared_experts
+from playground.sim.overlap import shared_experts
+from playground.sim.system import DUMMY, Manners, System, padded
 from playground.sim.traffic import Traffic, check_experts, reach
 from tests.playground.test_cost import DEVICE, MODEL
 from tests.playground.test_sim import completions, part, step, times
@@ -46,12 +47,23 @@ class Counting:
         return 0.0
 
 
+MANNERS = ("padding", "overlap", "overlap_rows", "overlap_threshold", "overlap_chunks")
+
+
 def system(
-    model=DENSE, cost=None, exchange="all_gather", shared=False, layers=(4,), links=LINKS, hidden=None, **options
+    model=DENSE,
+    cost=None,
+    exchange="all_gather",
+    shared=False,
+    layers=(4,),
+    links=LINKS,
+    hidden=None,
+    products=None,
+    **options,
 ):
-    manners = Manners(**{name: options.pop(name) for name in ("padding", "overlap", "overlap_rows") if name in options})
+    manners = Manners(**{name: options.pop(name) for name in MANNERS if name in options})
     traffic = Traffic(model, Cluster(links, stages=len(layers), **options), layers, exchange)
-    return System(cost or Counting(), traffic, manners, shared, hidden)
+    return System(cost or Counting(), traffic, manners, shared, hidden, products)
 
 
 def decodes(rows: int) -> Shape:
@@ -269,10 +281,6 @@ def test_small_steps_are_not_cut():
     assert system(tp=2, overlap="two_batch", overlap_rows=4).work([prefill(4)], 0).overlaps
 
 
-def test_half_a_batch_is_half_its_rows_and_half_of_each_prompt():
-    assert half(Shape(5, 3, 2, 2, 9, 6, 6, 3, ((0, 3),))) == Shape(3, 2, 1, 1, 5, 6, 3, 3, ((0, 2),))
-
-
 def test_a_single_batch_hides_the_way_to_the_experts_behind_the_shared_ones():
     """The way of one layer takes 4 tokens x 32 / 2 / 64 = 1 s; shared experts of 0.25 s a layer hide so much of it."""
     for seconds, hidden in ((0.25, 0.25), (7.0, 1.0)):
@@ -303,7 +311,7 @@ def test_a_quiet_stretch_takes_what_its_steps_take():
 
 
 def test_alone_a_system_exchanges_nothing():
-    assert system().work([prefill(3)], 0) == (3.0, 0.0, False, 0.0)
+    assert system().work([prefill(3)], 0)[:4] == (3.0, 0.0, False, 0.0)
     assert system(overlap="two_batch").work([prefill(4)], 0).alone == 4.0
 
 
@@ -311,7 +319,9 @@ def test_alone_a_system_exchanges_nothing():
     "options, message",
     [
         ({"padding": "some"}, r"parallel.padding=some must be one of graphs, always, never"),
-        ({"overlap": "x"}, r"parallel.overlap=x must be one of none, lanes, two_batch, single_batch"),
+        ({"overlap": "x"}, r"parallel.overlap=x must be one of none, lanes, two_batch, single_batch, row_chunks"),
+        ({"overlap_threshold": 0.6}, r"parallel.overlap_threshold=0.6 must lie in \[0, 0.5\]; 0 cuts no prompt"),
+        ({"overlap_chunks": 1}, r"parallel.overlap_chunks=1 must be at least 2"),
         ({"overlap_rows": -1}, r"parallel.overlap_rows=-1"),
         ({"exchange": "x"}, r"parallel.exchange=x must be one of all_gather"),
     ],

@@ -1,0 +1,120 @@
+"""Exchanges behind kernels within one step, in closed form: two batches in turns, and row chunks.
+
+Arithmetic on seconds and on counts of tokens; whose kernels and whose exchanges they are it does not know. What the
+policy of a step puts into lanes is `contention`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import hypot
+from typing import NamedTuple
+
+from playground.model import ModelShape
+from playground.sim.cost import Shape
+from playground.sim.device import Device
+
+
+class Half(NamedTuple):
+    """Seconds of half a batch in one layer: its kernels, then its exchanges."""
+
+    kernels: float
+    exchange: float
+
+
+def in_turns(first: Half, second: Half, layers: int) -> float:
+    """Seconds of so many layers in which each half exchanges while the other computes.
+
+    The first begins alone; then kernels of the second run beside exchanges of the first, and the reverse; the second's
+    last exchange ends alone. Equal halves of k and c: 2 L max(k, c) + min(k, c). (SGLang's two-batch overlap,
+    RapidLLM's L2; DeepSeek-V3's inference takes two micro-batches likewise.)
+    """
+    there, back = max(second.kernels, first.exchange), max(first.kernels, second.exchange)
+    return first.kernels + layers * there + (layers - 1) * back + second.exchange
+
+
+def in_chunks(product: float, reduce: float, chunks: int) -> float:
+    """Seconds of a product whose rows are computed in chunks, each summed over devices while the next is computed.
+
+    `product`, `reduce`: of one chunk. All but the last chunk's sum hide behind products as far as these are longer:
+    exposed are reduce + (chunks - 1) max(0, reduce - product). (RapidLLM's L3.)
+    """
+    return chunks * product + reduce + (chunks - 1) * max(0.0, reduce - product)
+
+
+def split(shape: Shape, threshold: float) -> tuple[Shape, Shape]:
+    """The two batches of a step: prompts first, in order, then decodes, cut where it halves the tokens.
+
+    A prompt in the middle goes to one side whole unless the smaller side then had less than `threshold` of the tokens;
+    then it is cut, and its later part sees the earlier one (SGLang's `tbo_token_distribution_threshold`). A side may
+    be empty.
+    """
+    middle, before = shape.tokens // 2, 0
+    for index, (_, length) in enumerate(shape.chunks):
+        if before + length > middle:
+            whole = before if middle - before <= before + length - middle else before + length
+            if min(whole, shape.tokens - whole) < threshold * shape.tokens:
+                return _cut(shape, index, middle - before, 0)
+            return _cut(shape, index + (whole > before), 0, 0)
+        before += length
+    return _cut(shape, len(shape.chunks), 0, middle - before)
+
+
+def _cut(shape: Shape, prompts: int, inside: int, rows: int) -> tuple[Shape, Shape]:
+    """Whole prompts, tokens of the next one, and rows besides prompts that the first side has."""
+    first, second = shape.chunks[:prompts], shape.chunks[prompts:]
+    if inside:
+        (start, length), *others = second
+        first = (*first, (start, inside))
+        second = ((start + inside, length - inside), *others)
+    all_rows = shape.tokens - sum([length for _, length in shape.chunks])
+    share = rows / all_rows if all_rows else 0.0
+    decodes, context = round(shape.decodes * share), round(shape.decode_context * share)
+    sampled = min(shape.sampled, decodes + min(max(shape.sampled - shape.decodes, 0), prompts))
+    later = (all_rows - rows, shape.decodes - decodes, shape.decode_context - context, shape.sampled - sampled)
+    return _side(shape, first, rows, decodes, context, sampled), _side(shape, second, *later)
+
+
+def _side(
+    shape: Shape, chunks: tuple[tuple[int, int], ...], rows: int, decodes: int, context: int, sampled: int
+) -> Shape:
+    return Shape(
+        sum([length for _, length in chunks]) + rows,
+        len(chunks) + decodes,
+        sampled,
+        decodes,
+        context,
+        shape.decode_longest if decodes else 0,
+        sum([length * start + length * (length + 1) // 2 for start, length in chunks]),
+        sum([start + length for start, length in chunks]),
+        chunks,
+    )
+
+
+Seconds = Callable[[int], float]
+"""Of matrices for so many tokens, as the roofline takes them."""
+
+
+def shared_experts(model: ModelShape, device: Device, tp: int) -> Seconds | None:
+    """Of the shared experts of one layer; None without them."""
+    if model.experts is None or not model.experts.shared:
+        return None
+    return _matrices(model, device, 3 * model.hidden * model.experts.shared / tp)
+
+
+def row_products(model: ModelShape, device: Device, tp: int) -> tuple[Seconds, Seconds]:
+    """Of what comes before each sum of a dense layer: the attention's output, and the MLP's last product."""
+    width = model.latent.value if model.latent else model.head_dim
+    return (
+        _matrices(model, device, model.heads * width * model.hidden / tp),
+        _matrices(model, device, model.intermediate * model.hidden / tp),
+    )
+
+
+def _matrices(model: ModelShape, device: Device, weights: float) -> Seconds:
+    memory = weights * model.dtype_bytes / device.bandwidth
+
+    def seconds(tokens: int) -> float:
+        return hypot(2 * weights * tokens / device.gemm_flops, memory)
+
+    return seconds
