@@ -16,6 +16,7 @@ from typing import Any
 from experiments import provenance
 from experiments.benchmarks.gpu import tables as gpu
 from experiments.benchmarks.layout import table
+from experiments.peers import speed
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
@@ -110,6 +111,10 @@ def _engine(record: Record) -> str:
     return f"{table(['', 'tokens in + out', 'times as fast', 'over rounds'], rows)}\n\n{_made_with(record)}"
 
 
+def _peers(record: Record) -> str:
+    return f"{speed.told(record)}\n\n{_made_with(record)}"
+
+
 def _made_with(record: Record) -> str:
     versions = record["versions"]
     names = [f"{name} {versions[name]}" for name in ("torch", "transformers", "simpy") if name in versions]
@@ -121,6 +126,7 @@ TABLES: Mapping[str, Callable[[Record], str]] = {
     "quickstart": _quickstart,
     "simulator": _simulator,
     "engine": _engine,
+    "peers": _peers,
     **gpu.ENGINE,
     **gpu.KERNELS,
 }
@@ -128,6 +134,7 @@ FILES: Mapping[str, str] = {
     "quickstart": "quickstart",
     "simulator": "simulator",
     "engine": "engine_vs_transformers",
+    "peers": "peers_speed",
     **dict.fromkeys(gpu.ENGINE, "gpu_engine_h200"),
     **dict.fromkeys(gpu.KERNELS, "gpu_kernels_h200"),
 }

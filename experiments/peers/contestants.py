@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from experiments.peers import load, vidur_tables
@@ -53,7 +52,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """`command` makes the command line for a load."""
+    """`command` makes the command line for a load. No `version`: it is that of this checkout."""
 
     name: str
     version: str
@@ -86,10 +85,9 @@ def prepare(overrides: Sequence[str], folder: Path, seqs: int, tokens: int) -> P
 
 def ours() -> list[Contestant]:
     """As any run is, and with every step simulated by itself."""
-    own = version("serving-playground")
     return [
-        Contestant("ours", own, lambda load: _ours(load)),
-        Contestant("ours, every step by itself", own, lambda load: _ours(load, "backend.skip_ahead=false")),
+        Contestant("ours", "", lambda load: _ours(load)),
+        Contestant("ours, every step by itself", "", lambda load: _ours(load, "backend.skip_ahead=false")),
     ]
 
 

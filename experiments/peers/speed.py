@@ -39,19 +39,22 @@ QUOTED: Sequence[Mapping[str, Any]] = (
     {
         "name": "Vidur, GitHub main",
         "requests_per_second": [225, 400],
-        "source": "reference/vidur.md 2.1: 1,000 and 5,000 requests of Azure conversations, 34B, quiet 2-core machine",
+        "source": "reference/vidur.md 2.1",
+        "load": "Azure conversations, 34B, 2 requests/s",
         "why": "its profiles of attention are not in what is stored of its repository",
     },
     {
         "name": "BLIS inference-sim",
         "requests_per_second": [80, 110],
         "source": "issue 4",
+        "load": "not told",
         "why": "written in Go; its source is in no package registry",
     },
     {
         "name": "splitwise-sim",
         "requests_per_second": [24, 24],
         "source": "issue 4",
+        "load": "not told",
         "why": "its source is in no package registry; unmaintained since 2024",
     },
 )
@@ -115,7 +118,7 @@ def _measured(record: Mapping[str, Any]) -> Iterator[list[str]]:
             speed, least, most = row["requests_per_second"]
             ratio = row["ours_is_times_as_fast"]
             yield [
-                f"{row['name']} {record['peers'][row['name']]}",
+                f"{row['name']} {record['peers'][row['name']]}".strip(),
                 case["case"],
                 f"{speed:,.0f}",
                 f"{least:,.0f}-{most:,.0f}",
@@ -128,7 +131,7 @@ def _quoted(record: Mapping[str, Any]) -> Iterator[list[str]]:
     for one in record["quoted"]:
         least, most = one["requests_per_second"]
         figure = f"{least}" if least == most else f"{least}-{most}"
-        yield [f"{one['name']}: quoted, not measured here", "4 requests/s or other", figure, "", "", ""]
+        yield [f"{one['name']}: quoted ({one['source']}), not measured here", one["load"], figure, "", "", ""]
 
 
 def _speed(run: Timed) -> float:
