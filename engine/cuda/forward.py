@@ -19,11 +19,12 @@ from engine.kv import KvPool
 from engine.logprobs import share_table
 from engine.models.decoder import Decoder, Inputs
 from kernels.batch import DeviceBatch, Span
+from playground.graphs import CHUNKS
 
 ROWS = 8
 """Decode rows are a multiple of this beside prefills: what follows them in memory is aligned then."""
 
-SLICES = (16, 64, 256)
+SLICES = (CHUNKS, 64, 256)
 """Prefill slices of a step are padded to one of these: kernels are compiled for each number in a bucket."""
 
 

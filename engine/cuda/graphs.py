@@ -11,20 +11,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from engine.cuda.forward import SLICES, Forward, Picked, Shape
+from engine.cuda.forward import Forward, Picked, Shape
 from engine.cuda.residents import Batch
 from engine.cuda.state import Picking
 from engine.cuda.timeline import Timeline, Work
-from playground.graphs import decode_sizes
-
-TOKENS = (80, 144, 272, 528)
-"""Prefill tokens of mixed steps: common chunks, and a token more for those whose successor nobody wants."""
-
-
-def mixed_sizes(most: int) -> tuple[int, ...]:
-    """Decode rows beside prefills: multiples of 8, see `forward.ROWS`."""
-    most += -most % 8
-    return (*(size for size in (8, 32, 64, 128, 192, 256, 384, 512, 768) if size < most), most)
+from playground.graphs import CHUNKS, PREFILL_SIZES, decode_sizes, mixed_sizes
 
 
 class Graphs:
@@ -36,7 +27,7 @@ class Graphs:
         most: int,
         scratch: int,
         timeline: Timeline,
-        tokens: Sequence[int] = TOKENS,
+        tokens: Sequence[int] = PREFILL_SIZES,
     ) -> None:
         self._forward = forward
         self._scratch = scratch
@@ -70,7 +61,7 @@ class Graphs:
             return None if decodes is None else Shape(decodes)
         rows = _next(self._mixed, singles)
         tokens = _next(self._tokens, int(batch.lengths.sum()) - singles + 1)
-        if rows is None or tokens is None or slices - singles > SLICES[0]:
+        if rows is None or tokens is None or slices - singles > CHUNKS:
             return None
         return _mixed_shape(rows, tokens)
 
@@ -126,7 +117,7 @@ def idle(shape: Shape, scratch: int) -> Tensor:
 
 
 def _mixed_shape(decodes: int, tokens: int) -> Shape:
-    return Shape(decodes, tokens, SLICES[0], decodes + SLICES[0])
+    return Shape(decodes, tokens, CHUNKS, decodes + CHUNKS)
 
 
 def _next(sizes: Sequence[int], count: int) -> int | None:

@@ -77,6 +77,11 @@ class Precision:
     def eight_bit_experts(self) -> bool:
         return self.experts is not None and FORMATS[self.experts].eight_bit
 
+    @property
+    def packed_experts(self) -> bool:
+        """Whether several elements share a byte, and are unpacked before they are multiplied."""
+        return self.experts is not None and FORMATS[self.experts].bits < 8
+
 
 def read_precision(config: Mapping[str, Any]) -> Precision:
     """What `quantization_config` says; a `ValueError` names what is not known of it."""

@@ -15,10 +15,21 @@ _FRACTIONS = (
     "eight_bit_expert_fraction",
     "attention_fraction",
     "bandwidth_fraction",
+    "gather_fraction",
+    "unpack_fraction",
     "link_fraction",
     "host_fraction",
 )
-_SECONDS = ("link_latency", "host_latency", "kernel_latency", "expert_latency", "eager_launch", "graph_launch")
+_SECONDS = (
+    "link_latency",
+    "host_latency",
+    "kernel_latency",
+    "expert_latency",
+    "dealt_latency",
+    "quantise_latency",
+    "eager_launch",
+    "graph_launch",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +53,16 @@ class Device:
     eight_bit_flops: float | None = None
     """Dense FLOP/s of FP8 or INT8 products. None: the device has none, and such weights are multiplied in the dtype."""
     gemm_fraction: float = 0.8
-    expert_fraction: float = 0.6
-    """Of the grouped products of experts."""
+    expert_fraction: float = 0.76
+    """Of the grouped products of wide experts."""
     eight_bit_fraction: float = 0.6
-    eight_bit_expert_fraction: float = 0.33
+    eight_bit_expert_fraction: float = 0.37
     attention_fraction: float = 0.53
     bandwidth_fraction: float = 0.9
+    gather_fraction: float = 0.6
+    """Of what streaming kernels reach, while tokens are gathered for experts and what these made is added up."""
+    unpack_fraction: float = 0.7
+    """Of what streaming kernels reach, where experts of 4 bits are unpacked on their way."""
     link_fraction: float = 0.5
     host_fraction: float = 0.85
     link_latency: float = 5e-6
@@ -56,8 +71,18 @@ class Device:
     """Of one batched copy."""
     kernel_latency: float = 2e-5
     """Start and drain of the kernels of one layer: paid on the device in every step, graph or not."""
-    expert_latency: float = 2.2e-5
+    expert_latency: float = 3e-5
     """What a layer with experts takes more: routing, sorting and gathering, and start and drain of two more kernels."""
+    dealt_latency: float = 1e-5
+    """What it takes more where ranks hold experts of their own, and look for the tokens that are theirs."""
+    quantise_latency: float = 1.7e-5
+    """What it takes more where tokens are quantised before each of the two 8-bit products."""
+    expert_width: int = 120
+    """How wide a rank's slice of an expert is when its grouped products reach half of the rate of wide ones."""
+    decode_tile: int = 1
+    """Queries that a decode takes the time of in the one launch of attention that it shares with prefills. 1: decodes
+    have a launch of their own, or the heads that share keys are packed into one tile (FlashAttention 3). 64: each
+    head's one query fills a tile by itself (FlashAttention 2, which vLLM runs on all but Hopper)."""
     eager_launch: float = 6e-5
     """Host time to launch the kernels of one layer one by one; hidden while the device is busier than that."""
     graph_launch: float = 5e-5
@@ -71,6 +96,10 @@ class Device:
                 raise ValueError(f"device.{name}={value} must be greater than 0")
         if self.eight_bit_flops is not None and not self.eight_bit_flops > 0:
             raise ValueError(f"device.eight_bit_flops={self.eight_bit_flops} must be greater than 0, or null")
+        if self.expert_width < 0:
+            raise ValueError(f"device.expert_width={self.expert_width} must be 0 or more")
+        if self.decode_tile < 1:
+            raise ValueError(f"device.decode_tile={self.decode_tile} must be at least 1")
         for name in _FRACTIONS:
             if not 0 < (value := getattr(self, name)) <= 1:
                 raise ValueError(f"device.{name}={value} must lie in (0, 1]")

@@ -9,7 +9,6 @@ import torch
 
 from engine.cuda.backend import CudaBackend
 from engine.cuda.forward import Shape, least_shape, pack
-from engine.cuda.graphs import TOKENS, decode_sizes, mixed_sizes
 from engine.cuda.memory import fitting_blocks
 from engine.cuda.residents import Batch, Resident, Rows
 from engine.cuda.state import Picking, SlotState
@@ -19,6 +18,7 @@ from engine.errors import EngineError, StepFailed
 from engine.load import load_model
 from engine.tiny import tiny
 from playground.core import COPY_OUT, MAIN, Copy, Request, Sampling, Slice, Spec, Step
+from playground.graphs import PREFILL_SIZES, decode_sizes, mixed_sizes
 from tests.engine.cuda_host import HostMark, HostTimeline, load_on_host
 
 PROMPT = (5, 6, 7, 8, 9)
@@ -154,7 +154,7 @@ def test_slices_launched_after_the_end_bring_no_tokens(backend, timeline):
 
 
 def test_graphs_are_captured_at_the_start_and_drawing_ones_when_needed(backend, timeline):
-    assert timeline.captured == len(decode_sizes(4)) + len(mixed_sizes(4)) * len(TOKENS) == 3 + 4
+    assert timeline.captured == len(decode_sizes(4)) + len(mixed_sizes(4)) * len(PREFILL_SIZES) == 3 + 4
     backend.launch(prefill(0, sampling=Sampling(temperature=1.0)))
     backend.launch(decode(0, 1, len(PROMPT)))
     assert timeline.captured == 9

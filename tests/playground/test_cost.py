@@ -13,6 +13,7 @@ from playground.core import Slice
 from playground.model import ModelShape
 from playground.sim.capacity import Layout
 from playground.sim.cost import ATTENTION_TILE, IDLE, Linear, Roofline, Shape
+from playground.sim.cost.shape import Contexts
 from playground.sim.device import Device
 
 # Every figure a small round number, so that times can be worked out on paper.
@@ -70,7 +71,7 @@ class TestShape:
         assert (shape.prefill_pairs, shape.prefill_context, shape.chunks) == (18, 7, ((4, 3),))
 
     def test_of_nothing(self):
-        assert Shape.of([]) == (*(0,) * 8, ())
+        assert Shape.of([]) == (*(0,) * 8, (), Contexts([]))
 
     @given(slices)
     def test_pairs_are_the_causal_sum(self, parts):
@@ -83,6 +84,12 @@ class TestShape:
             return
         later = Shape.of(part(start + ticks, 1) for start in starts)
         assert Shape.of(part(start, 1) for start in starts).tick(ticks) == later
+
+    @given(st.lists(st.integers(0, 50), max_size=9), st.integers(1, 60), st.integers(0, 20))
+    def test_contexts_are_cut_one_by_one(self, starts, window, ticks):
+        shape = Shape.of(part(start, 1) for start in starts).tick(ticks)
+        assert shape.contexts.within(window) == sum(min(start + 1 + ticks, window) for start in starts)
+        assert sum(shape.contexts) == shape.decode_context
 
     def test_prefills_do_not_tick(self):
         with pytest.raises(ValueError, match="only decodes tick: this shape has 3 prefill tokens"):

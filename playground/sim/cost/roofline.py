@@ -8,7 +8,7 @@ from itertools import count
 from math import hypot
 from typing import NamedTuple
 
-from playground.graphs import decode_sizes
+from playground.graphs import CHUNKS, PREFILL_SIZES, decode_sizes, mixed_sizes
 from playground.model import Experts, ModelShape, Reach
 from playground.sim.capacity import Layout
 from playground.sim.cost.model import IDLE, Cost
@@ -26,6 +26,7 @@ class _Windowed(NamedTuple):
 
     window: int
     decode_compute: float
+    joint_compute: float
     decode_memory: float
     prefill_compute: float
     prefill_memory: float
@@ -44,6 +45,8 @@ class _Stage(NamedTuple):
     """Per token: element-wise kernels and the KV write."""
     decode_compute: float
     """Per key read by a decode, in the layers that see all keys."""
+    joint_compute: float
+    """The same in a launch that decodes share with prefills."""
     decode_memory: float
     prefill_compute: float
     """Per (query, key) pair."""
@@ -88,9 +91,10 @@ class Roofline:
 
     `layers` says how many layers each stage holds (default: even over `stages`). Pure decodes of at most `graph_rows`
     rows replay a CUDA graph, padded to the next size that one is captured for (`graph_sizes`; default: the engine's);
-    all else is launched eagerly, as everything is with 0. `skew`: attention takes as if that share of the decodes were
-    as long as the longest. Host times are those of an engine's scheduler and input preparation, never of the
-    simulator's own.
+    all else is launched eagerly, as everything is with 0. `mixed_graphs`: at most 16 chunks of 527 prompt tokens in
+    all, beside that many decodes, replay one, too, padded as our engine pads them. `skew`: attention takes as if that
+    share of the decodes were as long as the longest. Host times are those of an engine's scheduler and input
+    preparation, never of the simulator's own.
 
     `ep` groups of ranks hold whole experts each; the ranks of `pooling` replicas share the experts (DP attention).
     Experts are picked by Zipf's law with the exponent `expert_skew` (0: all alike), or as the histogram `expert_counts`
@@ -105,6 +109,7 @@ class Roofline:
     block_size: int = 16
     graph_rows: int = 256
     graph_sizes: Sequence[int] | None = None
+    mixed_graphs: bool = False
     skew: float = 0.03
     host_base: float = 2e-4
     host_per_sequence: float = 3e-6
@@ -115,6 +120,10 @@ class Roofline:
     _stages: tuple[_Stage, ...] = field(init=False, repr=False, compare=False)
     _padded: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Rows of the graph that so many decodes replay."""
+    _beside: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Rows of the graph that so many decodes beside prefills replay."""
+    _prefills: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Tokens of the graph that so many prefill tokens replay."""
     _loads: Loads | None = field(init=False, repr=False, compare=False)
     _transfer: float = field(init=False, repr=False, compare=False)
     _copy: float = field(init=False, repr=False, compare=False)
@@ -128,6 +137,9 @@ class Roofline:
         keep(self, "stages", layout.stages)
         keep(self, "_stages", tuple(_coefficients(layout, self.device, stage) for stage in range(layout.stages)))
         keep(self, "_padded", _padded(_sizes(self.graph_rows, self.graph_sizes)))
+        mixed = self.mixed_graphs and self.graph_rows
+        keep(self, "_beside", _padded(mixed_sizes(self.graph_rows)) if mixed else ())
+        keep(self, "_prefills", _padded([size - 1 for size in PREFILL_SIZES]) if mixed else ())
         keep(self, "_loads", self._routing(self.model.experts) if self.model.experts else None)
         keep(self, "_transfer", self.model.streams * self.model.hidden * self.model.dtype_bytes / self.device.link)
         largest = max(layout.kv_bytes_per_token(stage) for stage in range(layout.stages))
@@ -154,14 +166,19 @@ class Roofline:
 
         `pooled`: tokens of all ranks for which this one's experts compute, where these are more than its own.
         """
-        tokens, _, sampled, decodes, context, longest, pairs, prefix, chunks = shape
+        tokens, _, sampled, decodes, context, longest, pairs, prefix, chunks, contexts = shape
         if not tokens:
             return IDLE
         one, launching, rows = self._stages[stage], 0.0, tokens
         if tokens == decodes < len(self._padded):
             rows, launching = self._padded[tokens], self.device.graph_launch
+            context += rows - decodes  # a row of padding reads one key
             decodes, sampled = rows, sampled and rows
-            context += rows - tokens  # a row of padding reads one key
+        elif decodes < len(self._beside) and tokens - decodes < len(self._prefills) and len(chunks) <= CHUNKS:
+            beside, launching = self._beside[decodes or 1], self.device.graph_launch
+            rows = beside + self._prefills[tokens - decodes] + 1
+            context += beside - decodes
+            decodes, sampled = beside, beside + CHUNKS
         else:
             launching = one.eager
         tile = self.device.gemm_tile
@@ -170,7 +187,8 @@ class Roofline:
             linear += one.expansion * (prefix - tokens + shape.decodes)
         stream, activation = one.linear_memory, one.activation * rows
         keys = context + self.skew * (decodes * longest - context) + ATTENTION_TILE * decodes
-        decode_compute, decode_memory = one.decode_compute * keys, one.decode_memory * keys
+        decode_compute = (one.joint_compute if pairs else one.decode_compute) * keys
+        decode_memory = one.decode_memory * keys
         prefill_compute = one.prefill_compute * (pairs + ATTENTION_TILE * prefix)
         prefill_memory = one.prefill_memory * prefix
         compute = linear + decode_compute + prefill_compute
@@ -179,7 +197,10 @@ class Roofline:
         kernels += decode_memory if decode_memory > decode_compute else decode_compute
         kernels += prefill_memory if prefill_memory > prefill_compute else prefill_compute
         for layers in one.windowed:
-            work, moved, busy = self._windowed(layers, decodes, context, longest, chunks)
+            read = min(context, decodes * layers.window)
+            if contexts is not None and longest > layers.window:
+                read = contexts.within(layers.window) + decodes - shape.decodes  # a row of padding reads one key
+            work, moved, busy = self._windowed(layers, decodes, read, longest, chunks)
             compute, memory, kernels = compute + work, memory + moved, kernels + busy
         if one.expert_memory:
             work, moved, busy = self._experts(one, pooled if pooled > tokens else tokens)
@@ -195,11 +216,12 @@ class Roofline:
         return Cost(compute, memory, kernels, communication, launching)
 
     def _windowed(
-        self, layers: _Windowed, decodes: int, context: int, longest: int, chunks: Sequence[tuple[int, int]]
+        self, layers: _Windowed, decodes: int, read: int, longest: int, chunks: Sequence[tuple[int, int]]
     ) -> _Busy:
-        """Of layers that see `window` keys: decodes read the lesser of their contexts and as many windows."""
-        window, decode_compute, decode_memory, prefill_compute, prefill_memory = layers
-        read = min(context, decodes * window)
+        """Of layers that see `window` keys, of which decodes `read` so many in all."""
+        window, decode_compute, joint_compute, decode_memory, prefill_compute, prefill_memory = layers
+        if chunks:
+            decode_compute = joint_compute
         keys = read + self.skew * (decodes * min(longest, window) - read) + ATTENTION_TILE * decodes
         pairs, read = _seen(chunks, window)
         pairs += ATTENTION_TILE * read
@@ -208,10 +230,10 @@ class Roofline:
         return _Busy(decode[0] + prefill[0], decode[1] + prefill[1], max(decode) + max(prefill))
 
     def _experts(self, one: _Stage, tokens: int) -> _Busy:
-        """Of routed experts: rows are rounded up to the tile expert by expert, on average by half of one."""
+        """Of routed experts: rows are rounded up to small tiles expert by expert, on average by half of one."""
         assert self._loads is not None
         rows, distinct = self._loads.of(tokens)
-        work = one.expert_compute * (rows + (self.device.gemm_tile >> 1) * distinct)
+        work = one.expert_compute * (rows + (self.device.gemm_tile >> 3) * distinct)
         moved, gathered = one.expert_memory * distinct, one.expert_activation * tokens
         return _Busy(work, moved + gathered, hypot(work, moved) + gathered)
 
@@ -294,7 +316,7 @@ def _coefficients(layout: Layout, device: Device, stage: int) -> _Stage:
     products = device.products(model.precision.eight_bit_weights)
     last = stage == layout.stages - 1
     attention = _attention(layout, device, numbers)
-    full = attention.pop(0, _Windowed(0, 0.0, 0.0, 0.0, 0.0))
+    full = attention.pop(0, _Windowed(0, 0.0, 0.0, 0.0, 0.0, 0.0))
     return _Stage(
         linear_compute=sum(map(layout.matrix_flops, numbers)) / products,
         linear_memory=sum(layout.matrix_bytes(one) + layout.vector_bytes(one) for one in numbers) / device.bandwidth,
@@ -302,7 +324,7 @@ def _coefficients(layout: Layout, device: Device, stage: int) -> _Stage:
         activation=sum(_activation_bytes(layout, one) for one in numbers) / device.bandwidth,
         **dict(zip(_Windowed._fields[1:], full[1:], strict=True)),
         windowed=tuple(attention.values()),
-        latency=(layers + last) * device.kernel_latency + experts * device.expert_latency,
+        latency=(layers + last) * device.kernel_latency + experts * _expert_latency(layout, device),
         eager=(layers + last) * device.eager_launch,
         **_reduce(layout, device, layers),
         **(_head(layout, device) if last else dict.fromkeys(_HEAD, 0.0)),
@@ -312,17 +334,20 @@ def _coefficients(layout: Layout, device: Device, stage: int) -> _Stage:
 
 def _attention(layout: Layout, device: Device, numbers: Sequence[int]) -> dict[int, _Windowed]:
     """By how far back queries see; 0: everything. A layer of compressed attention has a part in several."""
-    tp = layout.tp
+    rate, model = layout.tp * device.attention_flops, layout.model
+    # Latent and compressed attention have kernels of their own for decodes.
+    tile = 1 if model.latent or model.compressed else device.decode_tile
     found: dict[int, _Windowed] = {}
     for number in numbers:
         for reach, decode_flops, kv, prefill_kv in _reaches(layout, number):
             window = reach.window or 0
-            before = found.get(window, _Windowed(window, 0.0, 0.0, 0.0, 0.0))
+            before = found.get(window, _Windowed(window, 0.0, 0.0, 0.0, 0.0, 0.0))
             found[window] = _Windowed(
                 window,
-                before.decode_compute + decode_flops / tp / device.attention_flops,
+                before.decode_compute + decode_flops / rate,
+                before.joint_compute + tile * decode_flops / rate,
                 before.decode_memory + kv / device.bandwidth,
-                before.prefill_compute + reach.flops / tp / device.attention_flops,
+                before.prefill_compute + reach.flops / rate,
                 before.prefill_memory + prefill_kv / device.bandwidth,
             )
     return dict(sorted(found.items()))
@@ -361,14 +386,24 @@ def _experts(layout: Layout, device: Device, layers: int) -> dict[str, float]:
     model = layout.model
     if model.experts is None or not layers:
         return dict(expert_compute=0.0, expert_memory=0.0, expert_activation=0.0)
-    products = device.expert_products(model.precision.eight_bit_experts)
-    # Each pick's hidden state is written by its expert and read to be added up; gate, up and product as in an MLP.
-    width = 2 * model.hidden + 3 * model.experts.intermediate / layout.expert_slices
+    width = model.experts.intermediate / layout.expert_slices
+    products = device.expert_products(model.precision.eight_bit_experts) / (1 + device.expert_width / width)
+    # Gate and up are written and read, their product is written and read; each pick's hidden state is written by its
+    # expert and read to be added up. Picks of other ranks' experts are walked, too, and filled with zeros.
+    elements = model.experts.active * (2 * model.hidden + 5 * width)
+    streaming = device.bandwidth * (device.unpack_fraction if model.precision.packed_experts else 1.0)
     return dict(
         expert_compute=layers * layout.expert_flops / products,
-        expert_memory=layers * layout.expert_bytes / device.bandwidth,
-        expert_activation=layers * model.experts.active * width * model.dtype_bytes / device.bandwidth,
+        expert_memory=layers * layout.expert_bytes / streaming,
+        expert_activation=layers * elements * model.dtype_bytes / device.bandwidth / device.gather_fraction,
     )
+
+
+def _expert_latency(layout: Layout, device: Device) -> float:
+    """Of one layer with routed experts, beyond the bytes."""
+    dealt = device.dealt_latency if layout.ep > 1 else 0.0
+    quantised = device.quantise_latency if layout.model.precision.eight_bit_experts else 0.0
+    return device.expert_latency + dealt + quantised
 
 
 def _reduce(layout: Layout, device: Device, layers: int) -> dict[str, float]:

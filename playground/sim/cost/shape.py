@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from playground.core import Columns, Slice
 
 _new = tuple.__new__
 """`_replace` at a fifth of its cost: simulated decodes tick millions of times."""
+
+
+class Contexts:
+    """Keys that each decode reads, the new one included: worked out where a window asks for them.
+
+    Decodes tick millions of times, so that one number grows and not all of them.
+    """
+
+    __slots__ = ("_grown", "_starts")
+
+    def __init__(self, starts: Sequence[int], grown: int = 1) -> None:
+        self._starts = starts
+        self._grown = grown
+
+    def __iter__(self) -> Iterator[int]:
+        return (start + self._grown for start in self._starts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Contexts) and [*self] == [*other]
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"Contexts({[*self]})"
+
+    def later(self, ticks: int) -> Contexts:
+        return Contexts(self._starts, self._grown + ticks)
+
+    def within(self, window: int) -> int:
+        """The sum of what each reads of `window` keys at most."""
+        starts, most = self._starts, window - self._grown
+        if not starts or min(starts) >= most:  # what long answers and small windows come to
+            return len(starts) * window
+        return sum([start if start < most else most for start in starts]) + len(starts) * self._grown
 
 
 class Shape(NamedTuple):
@@ -28,6 +63,8 @@ class Shape(NamedTuple):
     """Keys that all prefills read, each chunk reading its whole prefix once."""
     chunks: tuple[tuple[int, int], ...] = ()
     """(tokens before it, tokens) of each prefill, for models that look at each; `prefill_pairs` sums them up."""
+    contexts: Contexts | None = None
+    """Of each decode; `decode_context` sums them up. None: they are taken to be alike."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -39,6 +76,7 @@ class Shape(NamedTuple):
         sequences = sampled = decodes = decode_context = decode_longest = 0
         prefill_tokens = prefill_pairs = prefill_context = 0
         chunks: list[tuple[int, int]] = []
+        decoding: list[int] = []
         for part in slices:
             start, length = part.start, part.length
             sequences += 1
@@ -46,6 +84,7 @@ class Shape(NamedTuple):
             if length == 1:
                 decodes += 1
                 decode_context += start
+                decoding.append(start)
                 if start >= decode_longest:
                     decode_longest = start + 1
             else:
@@ -63,6 +102,7 @@ class Shape(NamedTuple):
             prefill_pairs,
             prefill_context,
             tuple(chunks),
+            Contexts(decoding),
         )
 
     @classmethod
@@ -86,6 +126,7 @@ class Shape(NamedTuple):
             sum([length * start + (length * (length + 1) >> 1) for start, length in chunks]),
             sum([start + length for start, length in chunks]),
             chunks,
+            Contexts(decoding),
         )
 
     def tick(self, ticks: int = 1) -> Shape:
@@ -93,4 +134,5 @@ class Shape(NamedTuple):
         if self.tokens != self.decodes:
             raise ValueError(f"only decodes tick: this shape has {self.prefill_tokens} prefill tokens")
         context, longest = self.decode_context + ticks * self.decodes, self.decode_longest + ticks
-        return _new(Shape, (*self[:4], context, longest, *self[6:]))
+        contexts = self.contexts and self.contexts.later(ticks)
+        return _new(Shape, (*self[:4], context, longest, *self[6:9], contexts))
