@@ -39,7 +39,7 @@ from playground.sim.fabric import Fabric
 from playground.sim.links import Links, Sheet
 from playground.sim.migration import blocks_beside_spares
 from playground.sim.overlap import row_products, shared_experts
-from playground.sim.system import Manners, System
+from playground.sim.system import Manners, System, check_overlap
 from playground.sim.traffic import Traffic, check_experts
 from playground.workload.source import Source
 
@@ -159,6 +159,7 @@ class Simulated:
         parallel = plan.settings.parallel
         sharing = plan.tp * (parallel.replicas if parallel.dp_attention else 1)
         check_experts(plan.model, parallel.ep, sharing, parallel.exchange)
+        check_overlap(parallel.overlap, plan.model, plan.tp, parallel.dp_attention)
         manners = Manners(
             parallel.padding,
             parallel.overlap,

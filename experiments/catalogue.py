@@ -61,13 +61,28 @@ def _choice(name: str, question: str) -> str:
 
 
 def _option(group: str, file: Path) -> str:
-    config = _read(file)
+    config, others = _read(file), {}
+    if "_target_" not in config:  # it sets more than a part of the policy
+        others = {key: value for key, value in config.items() if key != "policy"}
+        config = config["policy"][group]
     part = get_class(config["_target_"])
-    heading = f"### `policy/{group}={file.stem}`\n\n{cleandoc(part.__doc__ or '')}\n"
-    rows = list(_parameters(group, part, config))
+    heading = f"### `policy/{group}={file.stem}`\n\n{_about(file, part, bool(others))}\n"
+    rows = [*_parameters(group, part, config), *_others(others)]
     if not rows:
         return heading
     return heading + "\n| option | default |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _about(file: Path, part: type, more: bool) -> str:
+    """What the part says of itself, after what the option says where that is more than the part."""
+    text = cleandoc(part.__doc__ or "")
+    return f"{_title(file)}.\n\n{text}" if more else text
+
+
+def _others(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for group, values in groups.items():
+        for name, value in values.items():
+            yield f"| `{group}.{name}` | `{value}` |"
 
 
 def _parameters(group: str, part: type, config: Mapping[str, Any]) -> Iterator[str]:
@@ -89,7 +104,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _title(file: Path) -> str:
-    return file.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return next(line for line in lines if not line.startswith("# @package")).removeprefix("# ")
 
 
 if __name__ == "__main__":

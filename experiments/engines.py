@@ -149,6 +149,11 @@ def _check_single(plan: Plan) -> None:
             raise SettingError(
                 f"parallel.{name}={value}: backend=engine has one device so far; take backend=sim or backend=costed"
             )
+    if parallel.overlap not in ("none", "lanes"):  # lanes: one device has nothing to send
+        raise SettingError(
+            f"parallel.overlap={parallel.overlap}: backend=engine overlaps no exchanges so far; set it to none, or "
+            "backend=sim"
+        )
 
 
 def _check_torch() -> None:

@@ -110,6 +110,21 @@ class Route(Protocol):
     def __call__(self, request: RequestView, view: ClusterView) -> int | None: ...
 
 
+class Lanes(Protocol):
+    """What runs at the same time: see `policies.overlap.Overlap`."""
+
+    @property
+    def steady(self) -> bool: ...
+
+    def outstanding(self, spec: Spec) -> int: ...
+
+    def lane(self, sequence: Sequence) -> str: ...
+
+    def due(self, draft: Draft, sequences: list[Sequence]) -> list[Sequence]: ...
+
+    def admits(self, draft: Draft) -> bool: ...
+
+
 class Placement(Protocol):
     """How many layers should each stage hold from this step on? None: as now."""
 
@@ -135,7 +150,7 @@ class Composed:
     admission: Admission = field(default_factory=Always)
     victims: Victims = field(default_factory=LastArrived)
     route: Route = field(default_factory=RoundRobin)
-    overlap: Overlap = field(default_factory=Overlap)
+    overlap: Lanes = field(default_factory=Overlap)
     placement: Placement = field(default_factory=Static)
 
     def place(self, request: RequestView, view: ClusterView) -> int | None:
@@ -143,11 +158,11 @@ class Composed:
 
     def run_ahead(self, spec: Spec) -> int:
         self.placement.check(spec)
-        return self.overlap.run_ahead
+        return self.overlap.outstanding(spec)
 
     def steady(self, draft: Draft) -> int:
         """All that run were decoding and were served, and nobody else can come in before one of them ends."""
-        if not getattr(self.budget, "steady", False) or draft.partial:
+        if not getattr(self.budget, "steady", False) or not self.overlap.steady or draft.partial:
             return 0
         closed = draft.seats < 1 or not draft.waiting
         return FOREVER if closed and draft.tokens == len(draft.running) == len(draft.decoding) else 0
@@ -163,12 +178,12 @@ class Composed:
     def _carry_out(self, phase: Phase, draft: Draft) -> None:
         match phase:
             case Decodes(rows):
-                self._serve(draft, _first_rows(draft.decoding, rows), FOREVER, 1)
+                self._serve(draft, _first_rows(self.overlap.due(draft, draft.decoding), rows), FOREVER, 1)
             case Chunks(tokens, idle):
-                _continue(draft, tokens, idle)
+                self._continue(draft, tokens, idle)
             case Running(tokens, each):
-                self._serve(draft, draft.due, tokens, each)
-            case Admissions():
+                self._serve(draft, self.overlap.due(draft, draft.due), tokens, each)
+            case Admissions() if self.overlap.admits(draft):
                 self._admit(draft, phase)
 
     # --- running sequences
@@ -177,7 +192,7 @@ class Composed:
         place, most = 0, draft.tokens + min(tokens, draft.tokens_left)
         # `draft.tokens` falls when a victim had been placed before: its share goes to those after it.
         while place < len(queue) and (left := most - draft.tokens) > 0:
-            place += draft.take_decodes(queue[place : place + left])
+            place += draft.take_decodes(queue[place : place + left], self.overlap.lane(queue[place]))
             if place == len(queue) or (left := most - draft.tokens) <= 0:
                 return
             sequence = queue[place]
@@ -199,7 +214,7 @@ class Composed:
             draft.preempt(victim, self.victims.how if draft.can_swap(victim) else How.RECOMPUTE)
             if victim is needy:
                 return 0
-        return draft.take(needy, tokens)
+        return draft.take(needy, tokens, self.overlap.lane(needy))
 
     def _victim(self, draft: Draft, needy: Sequence) -> Sequence:
         """The victims' choice, unless that one has suffered enough to give way to its elders only."""
@@ -208,6 +223,14 @@ class Composed:
             return chosen
         younger = [sequence for sequence in draft.running if _age(sequence) > _age(needy)]
         return max(younger, key=_age, default=needy)
+
+    def _continue(self, draft: Draft, tokens: int, idle: bool) -> None:
+        left = tokens
+        for sequence in self.overlap.due(draft, draft.partial):
+            if left <= 0 or draft.tokens_left <= 0:
+                return
+            if draft.ready(sequence) and not (idle and sequence.in_flight):
+                left -= draft.take(sequence, min(left, draft.room(sequence)), self.overlap.lane(sequence))
 
     # --- waiting sequences
 
@@ -238,7 +261,7 @@ class Composed:
         tokens = tokens if phase.whole else min(tokens, left)
         if not self.admission(draft, sequence, tokens):
             return None
-        return draft.take(sequence, tokens) or None
+        return draft.take(sequence, tokens, self.overlap.lane(sequence)) or None
 
     # --- progress
 
@@ -247,12 +270,12 @@ class Composed:
             oldest, *others = sorted(draft.running, key=_age)
             while draft.room(oldest) < 1 and others:
                 draft.preempt(others.pop())
-            draft.take(oldest, draft.room(oldest))
+            draft.take(oldest, draft.room(oldest), self.overlap.lane(oldest))
         elif (head := next(iter(self.order(draft)), None)) is not None:
             if head.state is State.SWAPPED:
                 draft.swap_in(head)
             else:
-                draft.take(head, head.remaining)
+                draft.take(head, head.remaining, self.overlap.lane(head))
 
 
 def _coming_free(draft: Draft) -> int:
@@ -288,15 +311,6 @@ def _first_rows(decoding: list[Sequence], rows: int) -> list[Sequence]:
     if rows >= len(decoding):
         return decoding
     return sorted(decoding, key=lambda sequence: sequence.step)[:rows]
-
-
-def _continue(draft: Draft, tokens: int, idle: bool) -> None:
-    left = tokens
-    for sequence in draft.partial:
-        if left <= 0 or draft.tokens_left <= 0:
-            return
-        if draft.ready(sequence) and not (idle and sequence.in_flight):
-            left -= draft.take(sequence, min(left, draft.room(sequence)))
 
 
 def _age(sequence: Sequence) -> tuple[float, int]:

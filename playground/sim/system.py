@@ -12,6 +12,7 @@ from inspect import signature
 from typing import Protocol, cast
 
 from playground.core import Step
+from playground.model import ModelShape
 from playground.sim.collectives import Exchange
 from playground.sim.cost import Cost, CostModel, Shape
 from playground.sim.durations import LaneTimes, Modelled, StepTimes, Work
@@ -59,6 +60,21 @@ class Manners:
             )
         if self.overlap_chunks < 2:
             raise ValueError(f"parallel.overlap_chunks={self.overlap_chunks} must be at least 2")
+
+
+def check_overlap(overlap: str, model: ModelShape, tp: int, lockstep: bool) -> None:
+    """Whether there is anything to overlap; one line that says what to set if not."""
+    if overlap == "row_chunks" and tp == 1:
+        raise ValueError(
+            "parallel.overlap=row_chunks: sums over tensor-parallel devices are chunked, and parallel.tp=1; "
+            "raise it, or set parallel.overlap=none"
+        )
+    if overlap == "single_batch" and not (lockstep and model.experts and model.experts.shared):
+        lacks = "parallel.dp_attention=false" if not lockstep else "the model has none"
+        raise ValueError(
+            f"parallel.overlap=single_batch: the way to the experts is hidden behind shared experts, and {lacks}; "
+            "take model=deepseek-v2-lite parallel=dp_attention or the like, or set parallel.overlap=none"
+        )
 
 
 class Pooling(Protocol):

@@ -61,6 +61,13 @@ def seconds(*overrides: str) -> float:
         (DPA, "parallel.replicas=3", "parallel.padding=always"),
         ("parallel=tp2_pp2", "links=pcie4_switch", "parallel.replicas=2", "policy/overlap=run_ahead"),
         ("parallel.layers=[20,12]", "links=ethernet", "parallel.overlap=lanes"),
+        ("policy/overlap=prefill_decode", "backend/contention=partition"),
+        ("policy/overlap=prefill_decode", "backend/contention=demands", "parallel=tp4", "links=dgx_h200"),
+        ("policy/overlap=prefill_decode", "parallel=dp2"),
+        ("policy/overlap=two_batch", "parallel=tp4", "links=dgx_h200"),
+        ("policy/overlap=row_chunks", "parallel=tp4", "links=dgx_h200"),
+        ("policy/overlap=single_batch", "model=deepseek-v2-lite", DPA, "parallel.ep=2", "links=dgx_h200"),
+        ("policy/overlap=communication", "parallel=tp2_pp2", "links=pcie4"),
         ("parallel=dp4", "policy/route=vllm_dp", "queueing.report_steps=4", "queueing.report_delay=0.01"),
     ],
 )
@@ -84,6 +91,19 @@ def test_a_slower_way_between_hosts_is_slower():
     pipeline = ("parallel.tp=8", "parallel.stages=2")
     near, far = seconds(*pipeline, "links=dgx_h200"), seconds(*pipeline, "links=ethernet")
     assert far > 1.5 * near
+
+
+def test_lanes_relieve_decodes_as_far_as_the_law_lets_them():
+    """Laws from none to all: what needs other resources than decodes do slows them less."""
+    lanes = ("policy/overlap=prefill_decode", "workload.rate=20", "workload.requests=12")
+    laws = ("turns", "partition", "demands")
+    times = [seconds(*lanes, f"backend/contention={law}") for law in laws]
+    assert times[0] > times[1] > times[2]
+
+
+def test_on_one_device_two_batches_lose():
+    """The negative control: there is nothing to hide, and the weights are read twice."""
+    assert seconds("policy/overlap=two_batch") > 1.2 * seconds()
 
 
 def test_skipping_ahead_changes_nothing_on_links():
@@ -114,6 +134,27 @@ def test_skipping_ahead_changes_nothing_on_links():
             "parallel.layers=[20, 12] are 2 stages and parallel.stages=3",
         ),
         ((DPA, "parallel.padding=some"), "parallel.padding=some must be one of graphs, always, never"),
+        (
+            ("policy/overlap=row_chunks",),
+            "parallel.overlap=row_chunks: sums over tensor-parallel devices are chunked, and",
+        ),
+        (
+            ("policy/overlap=single_batch",),
+            "parallel.overlap=single_batch: the way to the experts is hidden behind shared",
+        ),
+        (
+            (MOE, DPA, "policy/overlap=single_batch"),
+            "parallel.overlap=single_batch: the way to the experts is hidden behind shared experts, and the mo",
+        ),
+        (("parallel=tp4", "parallel.overlap_threshold=1"), "parallel.overlap_threshold=1.0 must lie in [0, 0.5]"),
+        (
+            ("policy/overlap=prefill_decode", "parallel=pp2"),
+            "policy.overlap=prefill_decode and parallel.stages=2 do not",
+        ),
+        (
+            ("policy/overlap=prefill_decode", DPA, MOE),
+            "policy.overlap=prefill_decode and parallel.dp_attention=true do",
+        ),
         (("queueing.report_delay=1",), "queueing.report_delay=1.0: say when reports are taken"),
         (
             ("links.all_reduce=one_shot", "links=pcie4", "parallel=tp4"),
