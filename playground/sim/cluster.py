@@ -13,11 +13,15 @@ from playground.sim.links import Link, Links
 
 
 class Port(NamedTuple):
-    """What some devices of a host send through: `kind` is within or across."""
+    """What some devices of a host send through, or receive through (`inward`): `kind` is within or across.
+
+    Links are full duplex: the two directions do not feel each other.
+    """
 
     kind: str
     host: int
     number: int
+    inward: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +81,17 @@ class Cluster:
     def _link(self, across: bool) -> Link:
         return self.links.across if across and self.links.across else self.links.within
 
-    def send_port(self, replica: int, stage: int) -> Port:
-        return self.port(self.device(replica, stage), self.crosses(replica, stage))
+    def send_ports(self, replica: int, stage: int) -> tuple[Port, Port]:
+        """What a stage sends to the next through, and what that receives through."""
+        across = self.crosses(replica, stage)
+        arrival = self.port(self.device(replica, stage + 1), across)
+        return self.port(self.device(replica, stage), across), arrival._replace(inward=True)
 
-    def team_port(self, replica: int, stage: int) -> Port:
-        """What the collectives of a stage go through."""
-        return self.port(self.device(replica, stage), self.ranks.hosts > 1)
+    def team_ports(self, replica: int, stage: int) -> tuple[Port, Port]:
+        """What the collectives of a stage go through: every device sends and receives alike, so the first stands for
+        all."""
+        port = self.port(self.device(replica, stage), self.ranks.hosts > 1)
+        return port, port._replace(inward=True)
 
     def send(self, replica: int, stage: int, size: float) -> Exchange:
         """Every device of a stage sends `size` bytes to its peer of the next one; those behind one port take turns."""

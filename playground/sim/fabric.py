@@ -1,7 +1,7 @@
 """The devices and links of a cluster as SimPy resources: who uses the same thing at the same time slows the other.
 
-A port is a processor that divides its rate evenly among the transfers in it. Latency occupies nothing. It does not know
-what is sent; `cluster` says who sends through which port.
+Transfers hold a port where they leave and one where they arrive (`network`). Latency occupies nothing. It does not know
+what is sent; `cluster` says who sends through which ports.
 """
 
 from __future__ import annotations
@@ -21,31 +21,27 @@ from playground.sim.cluster import Cluster, Port
 from playground.sim.collectives import Exchange
 from playground.sim.contention import APART, TURNS, Law
 from playground.sim.durations import Work
+from playground.sim.network import Network
 from playground.sim.processor import Finished, Processor
 
 
-class Ports:
-    """Every port of a cluster that somebody uses, made when it is first asked for."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self._ports: dict[Port, Processor] = {}
-
-    def at(self, port: Port) -> Processor:
-        if port not in self._ports:
-            self._ports[port] = Processor(self._environment)
-        return self._ports[port]
-
-
 class Route:
-    """From one stage to the next: latency, and time on a port that others may use as well.
+    """From one stage to the next: latency, and time on ports that others may use as well.
 
     Transfers of one lane arrive in the order in which they were sent. `send` says what so many bytes take.
     """
 
-    def __init__(self, environment: Environment, port: Processor, name: str, send: Callable[[float], Exchange]) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        network: Network,
+        ports: tuple[Port, Port],
+        name: str,
+        send: Callable[[float], Exchange],
+    ) -> None:
         self._environment = environment
-        self._port = port
+        self._network = network
+        self._ports = ports
         self._name = name
         self._send = send
 
@@ -56,7 +52,7 @@ class Route:
         def sent(started: float, ended: float) -> None:
             _after(self._environment, latency, lambda: finished(started, ended + latency))
 
-        self._port.submit(f"{self._name} {lane}", wire, sent)
+        self._network.submit(f"{self._name} {lane}", self._ports, wire, sent)
 
 
 @dataclass(slots=True)
@@ -71,16 +67,19 @@ class _Job:
 
 
 class StageDevices:
-    """The devices of a stage and the port of their collectives.
+    """The devices of a stage and the ports of their collectives.
 
     Within a lane steps follow one another; while one lane communicates the others have the device. A step's own
     kernels and exchanges follow one another, too, unless its work says that they overlap.
     """
 
-    def __init__(self, environment: Environment, device: Processor, port: Processor, name: str) -> None:
+    def __init__(
+        self, environment: Environment, device: Processor, network: Network, ports: tuple[Port, Port], name: str
+    ) -> None:
         self._environment = environment
         self._device = device
-        self._port = port
+        self._network = network
+        self._ports = ports
         self._name = name
         self._lanes: dict[str, deque[_Job]] = {}
 
@@ -103,10 +102,10 @@ class StageDevices:
 
         def exchange(_started: float, _ended: float) -> None:
             job.pending -= 1
-            self._port.submit(f"{self._name} {lane}", job.work.wire, part_done)
+            self._network.submit(f"{self._name} {lane}", self._ports, job.work.wire, part_done)
 
         if job.work.overlaps:
-            self._port.submit(f"{self._name} {lane}", job.work.wire, part_done)
+            self._network.submit(f"{self._name} {lane}", self._ports, job.work.wire, part_done)
             self._device.submit(lane, job.work.demand, part_done)
         else:
             self._device.submit(lane, job.work.demand, exchange)
@@ -120,19 +119,17 @@ class StageDevices:
 
 
 class CopyEngine:
-    """Swaps KV; what goes out to the host may share a port with what devices send, what comes in arrives alone."""
+    """Swaps KV over the ports that devices send and receive through."""
 
-    def __init__(self, environment: Environment, port: Processor, name: str) -> None:
-        self._inward = Processor(environment)
-        self._outward = port
+    def __init__(self, network: Network, ports: tuple[Port, Port], name: str) -> None:
+        self._network = network
+        self._out, self._in = ports
         self._name = name
 
     def submit(self, lane: str, work: float, finished: Finished) -> None:
         """Copy for `work` seconds."""
-        if lane == COPY_OUT:
-            self._outward.submit(f"{self._name} {lane}", work, finished)
-        else:
-            self._inward.submit(lane, work, finished)
+        port = self._out if lane == COPY_OUT else self._in
+        self._network.submit(f"{self._name} {lane}", (port,), work, finished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,22 +140,22 @@ class Fabric:
     law: Law = TURNS
 
     def __call__(self, environment: Environment, spec: Spec) -> Machine:
-        ports = Ports(environment)
+        network = Network(environment)
         stages, links = range(spec.stages), range(spec.stages - 1)
 
         def devices(group: int, stage: int) -> StageDevices:
-            port = ports.at(self.cluster.team_port(group, stage))
-            return StageDevices(environment, Processor(environment, self.law), port, f"{group}.{stage}")
+            ports = self.cluster.team_ports(group, stage)
+            return StageDevices(environment, Processor(environment, self.law), network, ports, f"{group}.{stage}")
 
         def route(group: int, stage: int) -> Route:
-            port = ports.at(self.cluster.send_port(group, stage))
-            return Route(environment, port, f"{group}.{stage} send", partial(self.cluster.send, group, stage))
+            ports = self.cluster.send_ports(group, stage)
+            return Route(environment, network, ports, f"{group}.{stage} send", partial(self.cluster.send, group, stage))
 
         def engine(group: int) -> Resource:
             if not self.cluster.links.host_shares:
                 return Processor(environment, APART)
             # All stages swap at once: the first one's port stands for all.
-            return CopyEngine(environment, ports.at(self.cluster.team_port(group, 0)), f"{group}")
+            return CopyEngine(network, self.cluster.team_ports(group, 0), f"{group}")
 
         groups = range(len(spec.groups))
         return Machine(

@@ -91,19 +91,36 @@ def test_one_lanes_collectives_run_under_the_other_lanes_kernels():
 
 
 @pytest.mark.parametrize(
-    "host_shares, lane, copied, sent",
-    [(True, COPY_OUT, 3.0, 6.0), (True, COPY_IN, 2.0, 5.0), (False, COPY_OUT, 2.0, 5.0)],
+    "links, host_shares, lane, copied, sent",
+    [
+        (SHARED, True, COPY_OUT, 3.0, 6.0),
+        (SHARED, True, COPY_IN, 3.0, 6.0),  # the next stage receives through the switch that the copy comes in by
+        (LINKS, True, COPY_OUT, 3.0, 6.0),
+        (LINKS, True, COPY_IN, 2.0, 5.0),  # full duplex: the first stage only sends
+        (SHARED, False, COPY_OUT, 2.0, 5.0),
+    ],
 )
-def test_a_copy_to_the_host_shares_the_port_of_sends(host_shares, lane, copied, sent):
+def test_a_copy_to_the_host_shares_the_port_of_sends(links, host_shares, lane, copied, sent):
     """A copy of 2 s from 0 on, a send of 4 s from 1 on. At half the rate each the copy ends at 3; of the send 1 s is
     done then, so that it ends at 6 and arrives half a second later. Alone they end at 2 and 5."""
-    links = replace(SHARED, host_shares=host_shares)
     copy = {lane: LaneTimes((2.0,))}
-    machine = backend(Cluster(links, stages=2), {MAIN: PIPE, **copy})
+    machine = backend(Cluster(replace(links, host_shares=host_shares), stages=2), {MAIN: PIPE, **copy})
     machine.launch(step(0, part(0), copies=(Copy(1, 1, 0, (1,), (0,), lane),)))
     dones = {done.lane: done for done in completions(machine)}
     assert dones[lane].finished == copied
     assert dones[MAIN].stages[1][0] == sent + 0.5
+
+
+def test_what_arrives_shares_the_port_with_the_receivers_collectives():
+    """Two stages of two devices, each with a port of its own. The first step's collectives on the second stage begin at
+    1 + 0.5 (its send took nothing) and need 6 s; the second step's send of 4 s begins at 2 and arrives through a port
+    that those receive through, too: halves from 2 on. At 10 it has sent its 4 s; of the 6 s, 0.5 + 4 are done and the
+    last 1.5 go alone until 11.5. Counted where they leave, neither would feel the other: 6 and 7.5."""
+    first = LaneTimes((Work(1.0, 0.0), Work(0.0, 6.0)), 0.0)
+    second = LaneTimes((Work(1.0, 0.0), Work(1.0, 0.0)), 4.0)
+    dones = launch(backend(Cluster(LINKS, tp=2, stages=2), first, second), 0, 0)
+    assert dones[0].finished == 11.5
+    assert dones[1].stages[1][0] == 11.5  # it arrived at 10.5 and waits for the stage
 
 
 @pytest.mark.parametrize("work, ends", [(Work(4.0, 3.0, True, 0.5), 4.5), (Work(3.0, 4.0, True, 0.5), 4.5)])

@@ -148,7 +148,7 @@ def test_a_pipeline_that_is_larger_than_a_host_crosses_once():
     cluster = Cluster(TWO, tp=2, stages=4, replicas=2)
     assert [cluster.device(1, stage) for stage in range(4)] == [8, 10, 12, 14]
     assert [cluster.crosses(1, stage) for stage in range(3)] == [False, True, False]
-    assert cluster.send_port(1, 1) == Port("across", 2, 2)
+    assert cluster.send_ports(1, 1) == (Port("across", 2, 2), Port("across", 3, 0, inward=True))
     assert cluster.send(1, 0, 500.0) == Exchange(3 + 1, 5.0)
     assert cluster.send(1, 1, 500.0) == Exchange(3 + 7, 50.0)
 
