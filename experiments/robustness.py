@@ -1,9 +1,11 @@
 """Up to which error of the simulation a comparison of policies holds.
 
     python -m experiments.robustness --policies chunked_prefill vllm_v0 token_throttling -- workload=azure_conv ...
+    python -m experiments.robustness --policies chunked_prefill "chunked_prefill policy/order=sjf" -- ...
 
 The same runs, made wrong on purpose: step times, prefills against decodes, single shapes, output lengths as policies
-see them, age of load reports. The errors to hold against are those of docs/groundtruth.md.
+see them, lengths as policies predict them, age of load reports. The errors to hold against are those of
+docs/groundtruth.md.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from experiments.build import build
 from experiments.groundtruth import results
 from experiments.groundtruth.pool import Pool
 from experiments.groundtruth.recorder import InMemory
-from experiments.groundtruth.summary import best, spread
+from experiments.groundtruth.summary import best
 from experiments.perturbed import Errors, Overstated
+from experiments.settings import Settings
 from playground.loop import serve
 
 METRICS = ("ttft", "tpot", "e2el")
@@ -32,6 +35,7 @@ STATISTICS = ("mean", "p50", "p90", "p99")
 SIZES = (0.05, 0.1, 0.2, 0.4)
 STALENESS = (0.1, 0.5, 2.0)
 """Seconds."""
+NAMES = "options of the group policy; with overrides after one, in quotes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,9 @@ class Change:
     what: str
     errors: Errors = field(default_factory=Errors)
     overstated: float = 0.0
+    sigma: float = 0.0
+    predicted: int = 0
+    """Seed of the predictor whose errors have that `sigma`."""
     staleness: float | None = None
 
 
@@ -51,7 +58,7 @@ NOTHING = Change("none", 0.0, "nothing")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy under one change."""
+    """One policy under one change. `policy`: an option of the group, and overrides after it, with spaces between."""
 
     policy: str
     change: Change
@@ -61,15 +68,23 @@ class Run:
 
 def main() -> None:
     """Print the ranking and, for each kind of error, up to which size it holds."""
-    wanted = _parser().parse_args()
-    changes = [NOTHING, *tried(wanted.errors, wanted.staleness)]
+    parser = _parser()
+    wanted = parser.parse_args()
+    if wrong := [size for size in wanted.errors if not 0 < size < 1]:
+        parser.error(f"--errors {wrong[0]:g} must lie between 0 and 1 (0.1 is 10 %)")
+    changes = [NOTHING, *tried(wanted.errors, wanted.staleness, predict(wanted.policies, wanted.overrides))]
     with Pool(wanted.workers) as pool:
         baseline, trials = compare(wanted.policies, changes, wanted.metric, wanted.overrides, pool)
     print(told(wanted.metric, baseline, findings(baseline, trials), findings(baseline, trials, whole=True)))
 
 
-def tried(sizes: Sequence[float], staleness: Sequence[float] = ()) -> Iterator[Change]:
-    """Every kind of error in every size, with both signs where it has any."""
+def predict(policies: Sequence[str], given: Sequence[str]) -> bool:
+    """Whether any of them goes by predicted lengths."""
+    return any(_predicts(_wanted(Run(policy, NOTHING, "", tuple(given)))) for policy in policies)
+
+
+def tried(sizes: Sequence[float], staleness: Sequence[float] = (), predicted: bool = False) -> Iterator[Change]:
+    """Every kind of error in every size, with both signs where it has any. `predicted`: somebody predicts lengths."""
     for size in sizes:
         for error in (size, -size):
             yield Change("step times", size, f"all steps {error:+.0%}", Errors(error, error))
@@ -79,6 +94,9 @@ def tried(sizes: Sequence[float], staleness: Sequence[float] = ()) -> Iterator[C
         for seed in (0, 1):
             yield Change("single shapes", size, f"up to ±{size:.0%} by shape, seed {seed}", Errors(0, 0, size, seed))
         yield Change("output lengths shown", size, f"up to {size:+.0%} shown", overstated=size)
+        for seed in (0, 1) if predicted else ():
+            what = f"predictions by a factor of exp(±{size:g}), seed {seed}"
+            yield Change("predicted lengths", size, what, sigma=size, predicted=seed)
     for seconds in staleness:
         yield Change("load reports", seconds, f"{seconds:g} s old", staleness=seconds)
 
@@ -96,23 +114,36 @@ def compare(
 
 def score(run: Run) -> float:
     """The metric of one run, in seconds."""
-    settings.register()
-    plugins.register()
-    launcher.register()
-    with initialize_config_module("conf", version_base="1.3"):
-        given = ["run_dir=unused", *run.overrides, f"policy={run.policy}"]
-        config = overrides.completing(lambda known: compose("config", known), given)
-    wanted = settings.read(config)
-    change, seed = run.change, wanted.seed
+    return _statistic(served(run), run.metric)
+
+
+def served(run: Run) -> InMemory:
+    """All that came of one run."""
+    wanted, change = _wanted(run), run.change
     if change.errors != Errors():
         wanted.backend = wanted.backend | {"cost": _wrong(wanted.backend["cost"], change.errors)}
     if change.staleness is not None:
         wanted.queueing = replace(wanted.queueing, report_interval=change.staleness)
+    if change.sigma and _predicts(wanted):
+        wanted.policy["order"]["predictor"] |= {"sigma": change.sigma, "seed": change.predicted}
     parts = build(wanted)
-    source = Overstated(parts.source, change.overstated, seed) if change.overstated else parts.source
+    source = Overstated(parts.source, change.overstated, wanted.seed) if change.overstated else parts.source
     recorder = InMemory()
     serve(source, parts.scheduler, parts.backend, recorder)
-    return _statistic(recorder, run.metric)
+    return recorder
+
+
+def _wanted(run: Run) -> Settings:
+    for registering in (settings, plugins, launcher):
+        registering.register()
+    name, *choices = run.policy.split()
+    given = ["run_dir=unused", *run.overrides, f"policy={name}", *choices]
+    with initialize_config_module("conf", version_base="1.3"):
+        return settings.read(overrides.completing(lambda known: compose("config", known), given))
+
+
+def _predicts(wanted: Settings) -> bool:
+    return "predictor" in wanted.policy.get("order", {})
 
 
 def _wrong(cost: dict[str, Any], errors: Errors) -> dict[str, Any]:
@@ -160,10 +191,19 @@ def _conclusion(best_one: str, winner: Sequence[Finding]) -> str:
 
 def _measured() -> str:
     """The error to hold this against."""
-    rows = [row for row in best(results.read()) if row.split == "test" and row.load == "below saturation"]
-    if (found := spread(rows, "tpot")) is None:
+    if not (sizes := measured_errors("tpot")):
         return ""
-    return f"Measured error of step times: median {found.size:.0%} (TPOT of {found.count} cases, docs/groundtruth.md)."
+    middle, ninth = np.percentile(sizes, (50, 90))
+    return (
+        f"Measured error of step times: median {middle:.0%}, in nine of ten cases below {ninth:.0%} (TPOT of "
+        f"{len(sizes)} cases, docs/groundtruth.md)."
+    )
+
+
+def measured_errors(metric: str) -> list[float]:
+    """Sizes of the errors of all test cases below saturation."""
+    rows = [row for row in best(results.read()) if row.split == "test" and row.load == "below saturation"]
+    return [abs(row.errors[metric]) for row in rows if metric in row.errors and metric not in row.impossible]
 
 
 def _size(found: Finding) -> str:
@@ -175,7 +215,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m experiments.robustness",
         description="Up to which error of the simulation a comparison of policies holds.",
     )
-    parser.add_argument("--policies", nargs="+", required=True, metavar="POLICY", help="options of the group policy")
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        required=True,
+        metavar="POLICY",
+        help="options of the group policy, each with overrides if quoted",
+    )
     parser.add_argument("--metric", default="mean_ttft", choices=[f"{s}_{m}" for m in METRICS for s in STATISTICS])
     parser.add_argument("--errors", nargs="+", type=float, default=SIZES, metavar="SHARE", help="0.1 is 10 %%")
     parser.add_argument("--staleness", nargs="*", type=float, default=(), metavar="SECONDS", help="with replicas only")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from analysis.robustness import findings
+from experiments import conclusions, robustness
+from experiments.conclusions import Study
 from experiments.groundtruth.pool import Pool
 from experiments.perturbed import Errors, Overstated, Perturbed
-from experiments.robustness import NOTHING, compare, told, tried
+from experiments.robustness import NOTHING, Run, compare, measured_errors, predict, served, told, tried
 from playground.core import Request, Slice
 from playground.sim.cost import Linear, Shape
 from playground.workload.source import OpenLoop
@@ -53,3 +57,47 @@ def test_a_comparison_under_errors_runs_end_to_end():
     assert all(trial.scores != baseline for trial in trials)
     text = told("mean_ttft", baseline, found, found)
     assert "chunked_prefill is best) holds up to ±10%" in text
+
+
+QUEUEING = ["workload.requests=40", "workload.rate=100", "model=qwen3-8b", "device=l20", "kv.blocks=600"]
+
+
+def test_predictions_are_made_wrong_where_somebody_predicts():
+    shortest = "chunked_prefill policy/order=sjf"
+    assert predict(["chunked_prefill", shortest], QUEUEING)
+    assert not predict(["chunked_prefill"], QUEUEING)
+    assert not [change for change in tried([0.1]) if change.kind == "predicted lengths"]
+    wrong = [change for change in tried([0.4], predicted=True) if change.kind == "predicted lengths"]
+    assert [(change.sigma, change.predicted) for change in wrong] == [(0.4, 0), (0.4, 1)]
+    for policy, different in (("chunked_prefill", 1), (shortest, 3)):
+        runs = [served(Run(policy, change, "mean_e2el", tuple(QUEUEING))) for change in (NOTHING, *wrong)]
+        assert len({str(run.e2el.tolist()) for run in runs}) == different
+
+
+def test_a_study_is_recorded_with_all_it_says():
+    study = Study("Who is next?", ["chunked_prefill", "chunked_prefill policy/order=sjf"], "mean_e2el", QUEUEING, 3.0)
+    with Pool(0) as pool:
+        found = conclusions.carried_out(study, pool, sizes=[0.1])
+    assert found["rate"] > 0 and len(found["trials"]) == 9
+    assert found["baseline"].keys() == set(study.policies)
+    record = {"measured": {"tpot": [0.05, 0.2]}, "studies": {"order": found}}
+    text = conclusions.page(record)
+    assert text.startswith("### Who is next?") and "predicted lengths" in text
+    held = re.search(
+        r"is best\) holds up to ±(\d+)%. Measured errors of TPOT, median and nine of ten: 5.0% and 20%", text
+    )
+    assert held and ("bears is less" in text) == (int(held[1]) < 5)
+    assert conclusions.told(record, "order") in text
+
+
+def test_measured_errors_are_sizes_of_what_was_recorded():
+    sizes = measured_errors("tpot")
+    assert len(sizes) > 100 and min(sizes) >= 0
+
+
+@pytest.mark.parametrize("wrong", ["1.5", "-0.1", "0"])
+def test_errors_out_of_range_are_refused(wrong, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["robustness", "--policies", "orca", "--errors", wrong])
+    with pytest.raises(SystemExit):
+        robustness.main()
+    assert f"--errors {float(wrong):g} must lie between 0 and 1" in capsys.readouterr().err
