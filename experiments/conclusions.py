@@ -22,7 +22,7 @@ from experiments.groundtruth.pool import Pool
 from experiments.robustness import NOTHING, SIZES, STALENESS, Run, compare, measured_errors, predict, served, tried
 
 RESULTS = Path(__file__).parent / "benchmarks" / "results" / "robustness.json"
-AT_ONCE = ("workload.rate=1e6", "workload.requests=1000")
+AT_ONCE = "workload.rate=1e6"
 DEMO = (
     "workload=azure_conv",
     "workload.duration=200",
@@ -93,7 +93,7 @@ def main() -> None:
 
 def carried_out(study: Study, pool: Pool, sizes: Sequence[float] = SIZES) -> dict[str, Any]:
     """The study, with the rate that it ran at and all scores, in seconds."""
-    probe = served(Run(study.policies[0], NOTHING, study.metric, (*study.overrides, *AT_ONCE)))
+    probe = served(Run(study.policies[0], NOTHING, study.metric, (*study.overrides, AT_ONCE)))
     rate = study.load * len(probe.ids) / probe.makespan
     given = [*study.overrides, f"workload.rate={rate:.4g}"]
     changes = [NOTHING, *tried(sizes, study.staleness, predict(study.policies, given))]

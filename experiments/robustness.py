@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
 
 from analysis.robustness import Finding, Scores, Trial, findings, ranking
 from experiments import launcher, overrides, plugins, settings
@@ -134,12 +136,18 @@ def served(run: Run) -> InMemory:
 
 
 def _wanted(run: Run) -> Settings:
+    """Made anew, to be changed."""
+    return settings.read(_composed(run.policy, run.overrides))
+
+
+@cache
+def _composed(policy: str, given: tuple[str, ...]) -> DictConfig:
     for registering in (settings, plugins, launcher):
         registering.register()
-    name, *choices = run.policy.split()
-    given = ["run_dir=unused", *run.overrides, f"policy={name}", *choices]
+    name, *choices = policy.split()
     with initialize_config_module("conf", version_base="1.3"):
-        return settings.read(overrides.completing(lambda known: compose("config", known), given))
+        arguments = ["run_dir=unused", *given, f"policy={name}", *choices]
+        return overrides.completing(lambda known: compose("config", known), arguments)
 
 
 def _predicts(wanted: Settings) -> bool:
