@@ -34,13 +34,14 @@ from playground.sim.cluster import Cluster
 from playground.sim.contention import TURNS, Gain, Law
 from playground.sim.cost import CostModel
 from playground.sim.device import Device
-from playground.sim.durations import Demanding, Modelled
+from playground.sim.durations import Demanding, Durations, Modelled
 from playground.sim.fabric import Fabric
 from playground.sim.links import Links, Sheet
 from playground.sim.migration import blocks_beside_spares
 from playground.sim.overlap import row_products, shared_experts
 from playground.sim.system import Manners, System, check_overlap
 from playground.sim.traffic import Traffic, check_experts
+from playground.sim.upload import Uploaded, check_uploads, with_uploads
 from playground.workload.source import Source
 
 
@@ -145,15 +146,20 @@ class Simulated:
     """SimPy and a cost model.
 
     `cost` makes the model of (model, device, tp, stages, block_size). `utilization` and `reserve_bytes` say how much
-    of the memory KV may fill; `contention`: the law by which lanes share a device; `skip_ahead`: advance quiet
-    stretches at once, with the same outcome.
+    of the memory KV may fill; `contention`: the law by which lanes share a device; `uploads`: a step's inputs travel
+    in the host's own time (`none`), `before` its kernels, or in the `lane` of inward copies; `skip_ahead`: advance
+    quiet stretches at once, with the same outcome.
     """
 
     cost: Callable[..., CostModel]
     contention: Law = TURNS
+    uploads: str = "none"
     utilization: float = 0.9
     reserve_bytes: float = RESERVE_BYTES
     skip_ahead: bool = True
+
+    def __post_init__(self) -> None:
+        check_uploads(self.uploads)
 
     def make(self, plan: Plan) -> SimBackend:
         parallel = plan.settings.parallel
@@ -169,21 +175,34 @@ class Simulated:
         )
         spec = self._spec(plan)
         cost = self.cost_model(plan)
-        if not plan.linked:
+        if not plan.linked and self.uploads != "lane":
             told = Modelled if isinstance(self.contention, Gain) else Demanding
-            return SimBackend(spec, told(cost, plan.stages), self.contention)
+            return self._alone(plan, spec, told(cost, plan.stages))
         traffic = plan.traffic()
         shared = len(spec.groups) > 1 or spec.stages > 1 or parallel.overlap == "lanes"
-        shared = shared or not isinstance(self.contention, Gain)
+        shared = shared or not isinstance(self.contention, Gain) or self.uploads == "lane"
         more: dict[str, Any] = {"row_products": row_products(plan.model, plan.device, plan.tp)}
         if parallel.spare_layers:
             more["recut"] = partial(self._recut, plan)
             more["layer_block_bytes"] = spec.block_size * plan.layout.kv_bytes_per_token_layer
         system = System(cost, traffic, manners, shared, shared_experts(plan.model, plan.device, plan.tp), **more)
         if not shared:
-            return SimBackend(spec, system, self.contention)
+            return self._alone(plan, spec, system)
         # Here a stretch of steps is told step by step: others may come to use the same ports.
-        return SimBackend(replace(spec, repeats=False), system, build=Fabric(traffic.cluster, self.contention))
+        spec, fabric = replace(spec, repeats=False), Fabric(traffic.cluster, self.contention)
+        if self.uploads == "none":
+            return SimBackend(spec, system, build=fabric)
+        build = with_uploads(fabric) if self.uploads == "lane" else fabric
+        return SimBackend(spec, self._uploaded(plan, system), build=build)
+
+    def _alone(self, plan: Plan, spec: Spec, durations: Durations) -> SimBackend:
+        """Where nobody shares anything but lanes a device."""
+        if self.uploads == "none":
+            return SimBackend(spec, durations, self.contention)
+        return SimBackend(replace(spec, repeats=False), self._uploaded(plan, durations), self.contention)
+
+    def _uploaded(self, plan: Plan, durations: Durations) -> Uploaded:
+        return Uploaded(durations, plan.device, plan.settings.kv.block_size, self.uploads)
 
     def where(self, plan: Plan) -> str:
         return plan.device.name

@@ -62,6 +62,8 @@ def seconds(*overrides: str) -> float:
         ("parallel=tp2_pp2", "links=pcie4_switch", "parallel.replicas=2", "policy/overlap=run_ahead"),
         ("parallel.layers=[20,12]", "links=ethernet", "parallel.overlap=lanes"),
         ("policy/overlap=prefill_decode", "backend/contention=partition"),
+        ("backend.uploads=lane", "policy/overlap=run_ahead"),
+        ("backend.uploads=before", "parallel=pp2"),
         ("policy/overlap=prefill_decode", "backend/contention=demands", "parallel=tp4", "links=dgx_h200"),
         ("policy/overlap=prefill_decode", "parallel=dp2"),
         ("policy/overlap=two_batch", "parallel=tp4", "links=dgx_h200"),
