@@ -160,7 +160,9 @@ class _Table:
         self._writer.close()
         self._sink.close()
         part = self.file.with_suffix(".part")
-        with pq.ParquetWriter(part, self.schema, compression="zstd") as writer:
+        # Of floats, which mostly differ, a dictionary makes the file larger.
+        few = [field.name for field in self.schema if _F not in (field.type, getattr(field.type, "value_type", None))]
+        with pq.ParquetWriter(part, self.schema, compression="zstd", use_dictionary=few) as writer:
             for table in _row_groups(_batches(self.stream), self.schema):
                 writer.write_table(table)
         part.rename(self.file)
@@ -175,14 +177,24 @@ class _Slices(_Table):
 
     def _arrays(self) -> list[pa.Array]:
         steps, slices = zip(*self.rows, strict=True)
-        numbers = np.repeat(np.array(steps, np.int64), [len(columns.sequence) for columns in slices])
-        arrays = [array(numbers, _L)]
-        for name, field in zip(Columns._fields, list(self.schema)[1:], strict=True):
-            kind, values = field.type, chain.from_iterable([getattr(columns, name) for columns in slices])
-            plain = not isinstance(kind, pa.ListType) and kind != _S
-            found = np.fromiter(values, kind.to_pandas_dtype(), len(numbers)) if plain else list(values)
-            arrays.append(array(found, kind))
+        counts = [len(columns.sequence) for columns in slices]
+        arrays = [array(np.repeat(np.array(steps, np.int64), counts), _L)]
+        for parts, field in zip(zip(*slices, strict=True), list(self.schema)[1:], strict=True):
+            arrays.append(array(_joined(parts, counts, field.type), field.type))
         return arrays
+
+
+def _joined(parts: Sequence[tuple[Any, ...]], counts: list[int], kind: pa.DataType) -> Any:
+    """One column of all steps. Mostly all slices of a step have the same rank, epoch and lane: one look each."""
+    values = chain.from_iterable(parts)
+    if isinstance(kind, pa.ListType):
+        return list(values)
+    total, alike = sum(counts), all(part.count(part[0]) == len(part) for part in parts)
+    firsts = [part[0] for part in parts] if alike else []
+    if kind == _S:
+        return firsts[:1] * total if alike and firsts.count(firsts[0]) == len(firsts) else list(values)
+    number = kind.to_pandas_dtype()
+    return np.repeat(np.array(firsts, number), counts) if alike else np.fromiter(values, number, total)
 
 
 def array(values: Any, kind: pa.DataType) -> pa.Array:
@@ -193,15 +205,17 @@ def array(values: Any, kind: pa.DataType) -> pa.Array:
     count = len(values)
     if kind == _S:
         if count and values.count(values[0]) == count:  # lanes mostly are
-            texts = [values[0].encode()] * count
-        else:
-            texts = [text.encode() for text in values]
+            text = values[0].encode()
+            ends = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * len(text))
+            return pa.Array.from_buffers(kind, count, [None, ends, pa.py_buffer(text * count)])
+        texts = [text.encode() for text in values]
         return pa.Array.from_buffers(kind, count, [None, _ends(texts), pa.py_buffer(b"".join(texts))])
     known, nulls = _known(values)
     if isinstance(kind, pa.ListType):
         parts = [() if part is None else part for part in values] if nulls else values
-        child = array(list(chain.from_iterable(parts)), kind.value_type)
-        return pa.Array.from_buffers(kind, count, [known, _ends(parts)], nulls, 0, [child])
+        ends = _ends(parts)
+        items = np.array(list(chain.from_iterable(filter(None, parts))), kind.value_type.to_pandas_dtype())
+        return pa.Array.from_buffers(kind, count, [known, ends], nulls, 0, [array(items, kind.value_type)])
     if nulls:
         values = [0 if value is None else value for value in values]
     numbers = np.array(values, kind.to_pandas_dtype())
@@ -302,7 +316,7 @@ class Trace:
             self._add_slices(step)
 
     def _add_slices(self, step: Step) -> None:
-        if step.slices:
+        if step.columns.sequence:
             self._tables["slices"].rows.append((step.id, step.columns))
 
     def committed(self, done: Done, step: Step) -> None:
