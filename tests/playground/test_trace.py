@@ -158,11 +158,13 @@ def test_victims_are_counted_with_the_next_step(tmp_path):
     assert [kind for (kind,) in rows(tmp_path, "events", "kind")] == ["recompute", "swap", "abort"]
 
 
-@pytest.mark.parametrize("lanes", [(MAIN, MAIN), ("prefill", "decode")])
+@pytest.mark.parametrize(
+    "lanes", [(MAIN, MAIN, MAIN), ("prefill", "decode", "decode"), ("prefill", "decode", "prefill")]
+)
 def test_slices_are_those_of_their_steps_whether_or_not_they_are_alike(tmp_path, lanes):
     group = Scheduler(Spec(blocks=9), Greedy()).groups[0]
     first = tuple(Slice(id, 1, 0, 4, 1, True, (id,), lanes[0]) for id in range(3))
-    second = (Slice(3, 1, 0, 0, 5, False, (3, 4), lanes[1]), Slice(4, 2, 1, 7, 1, True, (), lanes[0]))
+    second = (Slice(3, 1, 0, 0, 5, False, (3, 4), lanes[1]), Slice(4, 2, 1, 7, 1, True, (), lanes[2]))
     third = (Slice(5, 4, 1, 9, 3, True, (), lanes[1], 2),)
     with Trace(tmp_path) as trace:
         for id, slices in enumerate((first, second, third)):
