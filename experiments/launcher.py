@@ -30,12 +30,12 @@ from hydra.types import HydraContext
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from experiments import overrides, points, provenance
+from experiments import memory, overrides, points, provenance
 from experiments.errors import tell
 from experiments.points import FINISHED, PROBLEM, Finished, Point
 from experiments.progress import Meter, SweepMeter, Tally, sweep_meter
 from experiments.settings import SettingError
-from experiments.workers import Ended, Event, Line, Pool, Started, Told, cores, method
+from experiments.workers import Ended, Event, Line, Pool, Short, Started, Told, cores, method
 
 OUTPUT = "output.txt"
 """What a point printed."""
@@ -136,7 +136,7 @@ class Processes(Launcher):
         _announce(self._runner.folder, tally, min(self._workers, len(left)))
         if self._start == "fork":
             _warm(self._runner.config)
-        pool = Pool(partial(_run_point, self._runner, batch), self._workers, self._start)
+        pool = Pool(partial(_run_point, self._runner, batch), self._workers, self._start, memory.Measured())
         try:
             with sweep_meter() as meter, closing(pool.run(left)) as events:
                 Following(self._runner.folder, batch, tally, meter).follow(events)
@@ -331,6 +331,11 @@ def _announce(folder: Path, tally: Tally, workers: int) -> None:
         print(f"{tally.over} of them {'is' if tally.over == 1 else 'are'} finished already", flush=True)
 
 
+def _short(event: Short) -> str:
+    takes = f"{event.need / memory.MIB:,.0f} MiB"
+    return f"sweep: memory holds {event.running} at a time for now: a point takes up to {takes}; the next one waits"
+
+
 def _how_to_go_on(folder: Path) -> str:
     return f"to go on: python -m experiments resume {folder}"
 
@@ -352,6 +357,8 @@ class Following:
                 self._hear(event)
             elif isinstance(event, Ended):
                 self._conclude(event)
+            elif isinstance(event, Short):
+                self._meter.say(_short(event))
             self._meter.show(self._tally)
 
     def _hear(self, told: Told) -> None:

@@ -21,6 +21,8 @@ from threading import Thread
 from time import monotonic
 from typing import Any, NoReturn, cast
 
+from experiments.memory import Room
+
 GRACE = 5.0
 """Seconds that a task which is told to end has for closing what it holds."""
 TICK = 0.2
@@ -57,7 +59,15 @@ class Tick:
     """Nothing happened for a while."""
 
 
-Event = Started | Told | Ended | Tick
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Memory holds so many at a time, one of which takes `need` bytes: the next waits. Told once for each number."""
+
+    running: int
+    need: int
+
+
+Event = Started | Told | Ended | Tick | Short
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +99,14 @@ class Worker:
 
 
 class Pool:
-    """So many processes at a time; how they are made depends on the platform."""
+    """So many processes at a time, fewer where memory lacks `room`; how they are made depends on the platform."""
 
-    def __init__(self, task: Task, workers: int, method: str) -> None:
+    def __init__(self, task: Task, workers: int, method: str, room: Room | None = None) -> None:
         self._task = task
         self._most = workers
+        self._room = room
+        self._short: set[int] = set()
+        """With how many running it was told that memory holds no more."""
         self._context = get_context(method)
         self._reuses = method != "fork"
         self._busy: list[Worker] = []
@@ -107,6 +120,9 @@ class Pool:
         try:
             while left or self._busy:
                 while left and self._may_start():
+                    if not self._fits():
+                        yield from self._tell_short()
+                        break
                     yield self._start(left.popleft())
                 self._let_one_alone()
                 yield from self._listen(left)
@@ -118,6 +134,15 @@ class Pool:
 
     def _may_start(self) -> bool:
         return len(self._busy) < self._most and not any(worker.held for worker in self._busy) and self._alone is None
+
+    def _fits(self) -> bool:
+        """One always does: it may be all that memory is for."""
+        return self._room is None or not self._busy or self._room.fits([w.process.pid or 0 for w in self._busy])
+
+    def _tell_short(self) -> Iterator[Short]:
+        if self._room and len(self._busy) not in self._short:
+            self._short.add(len(self._busy))
+            yield Short(len(self._busy), self._room.need)
 
     def _start(self, number: int) -> Started:
         ours, theirs = self._context.Pipe()
@@ -155,6 +180,8 @@ class Pool:
 
     def _finish(self, worker: Worker, left: deque[int]) -> Iterator[Event]:
         ended = Ended(worker.number)
+        if self._room:
+            self._room.learn(worker.process.pid or 0)
         self._release(worker)
         # Put somewhere before anything is told: who listens may stop.
         if self._reuses and left and self._may_start():

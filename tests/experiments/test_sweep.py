@@ -38,6 +38,13 @@ def test_a_sweep_ends_with_one_table(playground):
     assert outcome.out.count("token_throttling  ") == 3
 
 
+def test_where_memory_is_short_points_wait_for_one_another(playground, monkeypatch):
+    monkeypatch.setattr("experiments.memory.available", lambda: 0)
+    outcome = playground("-m", *SMALL, "seed=1,2,3", "hydra.launcher.workers=3")
+    assert (outcome.code, outcome.last["jobs"]) == (0, 3)
+    assert outcome.err.startswith("sweep: memory holds 1 at a time for now") and len(outcome.err.splitlines()) == 1
+
+
 def test_a_job_that_cannot_run_leaves_the_others_alone(playground):
     outcome = playground("-m", *SMALL, "workload.rate=20,-1")
     assert outcome.code == 2

@@ -12,11 +12,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import launcher, workers
-from experiments.workers import Ended, Pool, Started, Told
+from experiments.workers import Ended, Pool, Short, Started, Told
 
 
-def events(task, numbers, most=2, method="fork"):
-    with closing(Pool(task, most, method).run(numbers)) as told:
+def events(task, numbers, most=2, method="fork", room=None):
+    with closing(Pool(task, most, method, room).run(numbers)) as told:
         return [event for event in told if not isinstance(event, workers.Tick)]
 
 
@@ -67,6 +67,36 @@ def test_never_more_at_a_time_than_asked_for():
         running += isinstance(event, Started) - isinstance(event, Ended)
         most = max(most, running)
     assert most == 3
+
+
+class Space:
+    """So many processes, and who was learnt of."""
+
+    need = 7
+
+    def __init__(self, most):
+        self.most = most
+        self.learnt = []
+
+    def fits(self, running):
+        assert all(os.kill(process, 0) is None for process in running)
+        return len(running) < self.most
+
+    def learn(self, process):
+        os.kill(process, 0)  # it is still there to be looked at
+        self.learnt.append(process)
+
+
+@pytest.mark.parametrize(("space", "expected"), [(2, 2), (0, 1)])
+def test_never_more_at_a_time_than_memory_holds(space, expected):
+    """One always runs: nothing would become of a sweep whose every point takes more than is free."""
+    room, running, most, short = Space(space), 0, 0, []
+    for event in events(says_who, range(7), 4, room=room):
+        running += isinstance(event, Started) - isinstance(event, Ended)
+        most = max(most, running)
+        short += [event] if isinstance(event, Short) else []
+    assert (most, len(room.learnt)) == (expected, 7)
+    assert short == [Short(expected, 7)], "told once, not at every look"
 
 
 def test_what_measures_time_has_the_machine_to_itself(tmp_path):
