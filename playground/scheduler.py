@@ -39,11 +39,14 @@ SEND = "send"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something a step's slices do not show: a preemption, a rejection, an abort, a move, a copy that ended."""
+    """Something a step's slices do not show: a preemption, a rejection, an abort, a move, a copy that ended.
+
+    `sequence` is None where it is nobody's: layers that change their stage.
+    """
 
     now: float
     kind: str
-    sequence: int
+    sequence: int | None
     rank: int
     detail: str = ""
 
@@ -291,7 +294,7 @@ class Scheduler:
         computing = {part.rank for part in slices} if self.spec.lockstep else ()
         dummies = tuple(rank.index for rank in group.ranks if rank.index not in computing) if computing else ()
         repeat = self._repeat(group, drafts, slices, copies) if self.spec.repeats else 1
-        move = self._move(group, drafts) if self.spec.spare_layers else None
+        move = self._move(group, drafts, now) if self.spec.spare_layers else None
         certain = not self.aborts
         step = Step(self._steps, group.index, now, slices, copies, starts, ends, dummies, repeat, certain, move)
         self._check_limits(step.columns)
@@ -302,10 +305,12 @@ class Scheduler:
         self._count_in(step.columns)
         return step
 
-    def _move(self, group: Group, drafts: list[Draft]) -> LayerMove | None:
+    def _move(self, group: Group, drafts: list[Draft], now: float) -> LayerMove | None:
         """The first rank's wish: a group has its layers in common."""
         if move := next((draft.move for draft in drafts if draft.move), None):
             group.layers = move.layers
+            layers = "-".join(map(str, move.layers))
+            self.events.append(Event(now, "layers", None, group.ranks[0].index, f"to {layers}, {move.blocks} blocks"))
         return move
 
     def _check_limits(self, slices: Columns) -> None:

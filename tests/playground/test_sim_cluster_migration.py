@@ -19,6 +19,7 @@ from playground.sim.links import Link
 from playground.sim.migration import blocks_beside_spares, crossing, seconds
 from playground.sim.system import System
 from playground.sim.traffic import Traffic
+from playground.trace import Trace, read
 from playground.workload.source import OpenLoop
 from policies.budget import ChunkedPrefill
 from policies.composed import Admissions, Composed, Decodes
@@ -197,7 +198,7 @@ class Halves:
             yield Admissions(rows=6)
 
 
-def serve_all(placement) -> float:
+def serve_all(placement, recorder=None) -> float:
     """Seconds a step: 12 requests of 40 tokens on two stages of 4 s and 6 s, or 5 and 5."""
     spec = Spec(blocks=400, block_size=4, stages=2, layers=(4, 4), spare_layers=1, forwards_tokens=True)
     policy = Composed(Halves(), placement=placement)
@@ -205,7 +206,11 @@ def serve_all(placement) -> float:
     system = moving(links=replace(LINKS, within=Link(1e6, latency=0.0)))
     log = Log(scheduler)
     requests = [Request(id, 0.0, 4, 40) for id in range(12)]
-    serve(OpenLoop(requests), scheduler, SimBackend(spec, system, build=Fabric(system._traffic.cluster)), log)
+    backend = SimBackend(spec, system, build=Fabric(system._traffic.cluster))
+    if recorder:
+        serve(OpenLoop(requests), scheduler, backend, recorder)
+        return backend.now()
+    serve(OpenLoop(requests), scheduler, backend, log)
     assert set(log.outcomes.values()) == {"finished"} and set(log.tokens.values()) == {40}
     return log.dones[-1].finished / len(log.dones)
 
@@ -220,6 +225,20 @@ def test_a_policy_sees_where_layers_are_and_moves_them_once():
 
     serve_all(Once())
     assert seen[0] == (4, 4) and set(seen[1:]) == {(5, 3)}
+
+
+def test_a_move_is_an_event_of_the_trace(tmp_path):
+    """With the layers and the blocks that it was decided with: 6 + 6 prompts of 4 tokens, a block each, at first."""
+
+    class Once(Static):
+        def __call__(self, draft):
+            return (5, 3)
+
+    with Trace(tmp_path) as trace:
+        serve_all(Once(), trace)
+    events = read(tmp_path, "events").to_pylist()
+    (move,) = [event for event in events if event["kind"] == "layers"]
+    assert (move["now"], move["sequence"], move["rank"], move["detail"]) == (0.0, None, 0, "to 5-3, 6 blocks")
 
 
 def test_a_balanced_pipeline_is_faster():
