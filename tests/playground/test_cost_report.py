@@ -140,7 +140,7 @@ def test_an_interpolation_error_on_points_off_the_grid():
 
     model, device = ModelShape.read("qwen3-32b"), _device("rtxpro6000")
     cost = Profiled(model, device, tp=2)
-    chunks, *_ = cost._attention.mixed.axes
+    chunks, *_ = cost.measured.attention[None].mixed.axes
     off = [
         one
         for one in report.read("RTXPRO6000/Qwen/Qwen3-32B/bf16/tp2", "all")

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from playground.core import Slice
 from playground.model import ModelShape
 from playground.sim.cost import Profiled, Roofline, Shape
+from playground.sim.cost.routing import Loads, uniform
 from playground.sim.cost.tables import BeyondTable, Bounds, Curve, Grid, find, whole_grid
 
 LLAMA = ModelShape.read("llama-3.1-8b")
@@ -34,6 +35,14 @@ def decodes(rows: int, context: int) -> list[Slice]:
 
 def chunk(history: int, tokens: int) -> Slice:
     return Slice(999, 0, 0, history, tokens, False, ())
+
+
+MOE = ModelShape.read("qwen3-30b-a3b")
+
+
+def moe(**options) -> Profiled:
+    folder = find("RTXPRO6000/Qwen/Qwen3-30B-A3B-Instruct-2507/bf16")
+    return Profiled(MOE, device("rtxpro6000"), path=str(folder), **options)
 
 
 class TestInterpolation:
@@ -94,7 +103,7 @@ class TestProfiled:
         assert profiled.stage(Shape.of(decodes(64, 1024)), 0).kernels == pytest.approx(expected, rel=1e-9)
 
     def test_a_mixed_point_is_hit(self, profiled):
-        seconds = profiled._attention.seconds
+        seconds = profiled.measured.attention[None].seconds
         with gzip.open(find("RTX4090/meta-llama/Llama-3.1-8B/bf16") / "tp1" / "attention.csv.gz", "rt") as file:
             table = {tuple(map(int, row[:4])): float(row[4]) * 1e-6 for row in list(csv.reader(file))[1:]}
         for c, h, n, kv in [(512, 1024, 64, 1024), (16, 0, 1, 16), (2048, 16384, 128, 16384), (256, 4096, 0, 0)]:
@@ -102,15 +111,15 @@ class TestProfiled:
             assert seconds(shape) == pytest.approx(table[c, h, n, kv], rel=1e-9), (c, h, n, kv)
 
     def test_like_prompts_cost_what_one_adds_each(self, profiled):
-        one = profiled._attention.seconds(Shape.of([chunk(0, 256)]))
-        floor = profiled._attention.prefill.at(0, 0)
-        four = profiled._attention.seconds(Shape.of([chunk(0, 256)] * 4))
+        one = profiled.measured.attention[None].seconds(Shape.of([chunk(0, 256)]))
+        floor = profiled.measured.attention[None].prefill.at(0, 0)
+        four = profiled.measured.attention[None].seconds(Shape.of([chunk(0, 256)] * 4))
         assert four == pytest.approx(floor + 4 * (one - floor), rel=0.01)
-        whole = profiled._attention.seconds(Shape.of([chunk(0, 1024)]))
+        whole = profiled.measured.attention[None].seconds(Shape.of([chunk(0, 1024)]))
         assert one < four < whole  # less than one prompt of as many tokens: fewer pairs
 
     def test_decodes_beyond_those_beside_a_chunk_add_what_they_add_alone(self, profiled):
-        seconds = profiled._attention.seconds
+        seconds = profiled.measured.attention[None].seconds
         more = seconds(Shape.of([chunk(0, 512), *decodes(200, 512)])) - seconds(
             Shape.of([chunk(0, 512), *decodes(128, 512)])
         )
@@ -118,11 +127,11 @@ class TestProfiled:
         assert more == pytest.approx(alone, rel=1e-9)
 
     def test_skew_lies_between_mean_and_longest(self, profiled):
-        seconds = profiled._attention.seconds
+        seconds = profiled.measured.attention[None].seconds
         unlike = seconds(Shape.of([*decodes(8, 256), *decodes(8, 3840)]))
         mean, longest = (seconds(Shape.of(decodes(16, context))) for context in (2048, 3840))
-        assert profiled._attention.skew == pytest.approx(0.016, abs=5e-4)  # least squares over skew.csv
-        assert unlike == pytest.approx(mean + profiled._attention.skew * (longest - mean))
+        assert profiled.measured.attention[None].skew == pytest.approx(0.016, abs=5e-4)  # least squares over skew.csv
+        assert unlike == pytest.approx(mean + profiled.measured.attention[None].skew * (longest - mean))
 
     def test_it_does_not_leave_its_tables_silently(self, profiled):
         far = Shape.of([chunk(0, 4096)])
@@ -173,12 +182,31 @@ class TestProfiled:
             Profiled(LLAMA, device("rtx4090"), path="nowhere")
 
     def test_experts_that_are_busy_grow_with_tokens(self):
-        folder = find("RTXPRO6000/Qwen/Qwen3-30B-A3B-Instruct-2507/bf16")
-        cost = Profiled(ModelShape.read("qwen3-30b-a3b"), device("rtxpro6000"), path=str(folder))
-        layer = cost._operators.layer
+        operators = moe().measured.operators
         # One token keeps 8 experts busy (50 us in the table), 64 nearly all of 128 (828 us).
-        assert layer.at(1) == pytest.approx(76e-6, rel=0.02)
-        assert layer.at(64) > 800e-6
+        assert operators.with_experts(1, 1) == pytest.approx(76e-6, rel=0.02)
+        assert operators.with_experts(64, 64) == pytest.approx(854e-6, rel=0.02)
+        assert operators.with_mlp(64) == 0.0
+
+    def test_a_share_of_the_experts_for_the_tokens_of_all(self):
+        """DP attention: two ranks with half of the experts each compute for both ranks' tokens."""
+        whole, half = moe(), moe(ep=2, pooling=2)
+        rows, busy = Loads(uniform(MOE.experts), 2).of(256)
+        assert (rows / 8, busy) == pytest.approx((128, 64), rel=0.1)
+        step = Shape.of(decodes(64, 100))
+        own, pooled = half.stage(step, 0, pooled=128), half.stage(step, 0)
+        operators = half.measured.operators
+        assert own.kernels - pooled.kernels == pytest.approx(48 * (operators.routed.at(128) - operators.routed.at(64)))
+        # Half of the weights, which is nearly all that 64 tokens take.
+        ratio = operators.routed.at(64) / whole.measured.operators.routed.at(64)
+        assert 0.5 < ratio < 0.6
+        assert half.stage(step, 0).kernels < whole.stage(step, 0).kernels
+
+    def test_experts_that_were_not_cut_so(self):
+        with pytest.raises(
+            ValueError, match=r"experts cut over 2 ranks were not profiled \(no tp2/moe\.csv\): set para"
+        ):
+            moe(pooling=2)
 
     def test_start_up_and_look_ups_are_fast(self):
         begun = perf_counter()

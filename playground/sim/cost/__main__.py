@@ -50,6 +50,7 @@ A SOURCE is one of
   a profile              a folder tpN with dense.csv, attention.csv and per_sequence.csv, or a shipped one, NAME/tpN:
                          {", ".join(name for name in tables.shipped() if "/" in name)}
                          (of steps on the grid that `profiled` keeps the error is 0; others show its interpolation)
+  kernel tables          of AIConfigurator: a system's folder with gemm and attention in it; --model --device --tp
 
 Model and device are those of the source where it names them, else --model and --device.
 """
@@ -122,7 +123,8 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    measured = [step for source in options.sources for step in report.read(source, options.split)]
+    tabled = _tabled(options)
+    measured = [step for source in options.sources for step in report.read(source, options.split, tabled)]
     if not measured:
         raise ValueError(f"no step in {' '.join(options.sources)} (--split {options.split})")
     for name in options.cost:
@@ -133,6 +135,16 @@ def _evaluate(options: argparse.Namespace) -> int:
         if options.csv:
             report.write(_named(options.csv, name, len(options.cost)), compared)
     return 0
+
+
+def _tabled(options: argparse.Namespace) -> Callable[[str], Profiled]:
+    """The model of kernel tables, for the model and device that the command line names."""
+
+    def model(place: str) -> Profiled:
+        setup = _told(options)
+        return Profiled(ModelShape.read(setup.model), _device(setup.device), setup.tp, path=place)
+
+    return model
 
 
 def _named(file: Path, cost: str, costs: int) -> Path:

@@ -1,200 +1,37 @@
-"""The cost model of operator profiles: kernels as they were timed one by one, everything else from the sheet.
+"""The cost model of measured tables: kernels as they were timed one by one, everything else from the sheet.
 
-It reads bundles of LLMServingSim's profiler (vLLM 0.19, one transformer layer, launched eagerly, tensor parallelism
-emulated on one device): `tpN/{dense,per_sequence,attention}.csv`, `moe.csv` for mixtures of experts, `skew.csv` where
-batches of unlike lengths were timed. No profile holds a collective, so links, launches and copies are the roofline's.
+It knows no file: bundles of LLMServingSim's profiler and AIConfigurator's kernel tables have readers of their own.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import numpy as np
 
 from playground.model import ModelShape
+from playground.sim.capacity import Layout
+from playground.sim.cost import bundles, kernels
 from playground.sim.cost.model import IDLE, Cost
+from playground.sim.cost.operators import Measured
 from playground.sim.cost.roofline import Roofline
 from playground.sim.cost.shape import Shape
-from playground.sim.cost.tables import (
-    Bounds,
-    Curve,
-    Grid,
-    by_name,
-    existing,
-    find,
-    numbers,
-    required,
-    rows,
-    shipped,
-    whole_grid,
-)
+from playground.sim.cost.tables import Bounds, Curve, find, shipped
 from playground.sim.device import Device
-
-MICROSECOND = 1e-6
-Points = dict[tuple[float, ...], float]
-PER_LAYER = {
-    "layernorm": 2,
-    "qkv_proj": 1,
-    "qk_norm": 1,
-    "rotary_emb": 1,
-    "o_proj": 1,
-    "gate_up_proj": 1,
-    "act_fn": 1,
-    "down_proj": 1,
-}
-"""How often one layer runs an operator of `dense.csv`; `qk_norm` is both norms together (the profiler's catalogue)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """Seconds of one layer's attention, over (chunk, its history, decodes, their mean context), in tokens and rows.
-
-    The profile times one chunk beside equal decodes. Chunks of several prompts count as so many like ones: with T
-    tokens and P (query, key) pairs together, one chunk of T tokens after P/T - (T+1)/2; where that is negative, T/c
-    chunks of c = 2P/T - 1 tokens, each adding what one adds. Decodes of unlike length: t(mean) + skew (t(longest) -
-    t(mean)). Decodes beyond those timed beside a chunk add what they add alone.
-    """
-
-    decode: Grid
-    """(decodes, context)"""
-    prefill: Grid
-    """(chunk, history)"""
-    mixed: Grid
-    """(chunk, history, decodes, context), with the decodes alone at chunk 0"""
-    skew: float
-    bounds: Bounds
-
-    @classmethod
-    def read(cls, file: Path, skew: float, bounds: Bounds) -> Attention:
-        table = numbers(file).tolist()
-        decode = whole_grid({(n, kv): t * MICROSECOND for c, _, n, kv, t in table if n and not c})
-        prefill = whole_grid({(c, kv): t * MICROSECOND for c, kv, n, _, t in table if c and not n})
-        beside = whole_grid({(c, h, n, kv): t for c, h, n, kv, t in table if c and n})
-        chunks, histories, rows, contexts = beside.axes
-        alone: Points = {
-            (0.0, history, row, context): decode.at(row, context)
-            for history in histories
-            for row in rows
-            for context in contexts
-        }
-        joint: Points = {
-            (c, h, n, kv): t * MICROSECOND
-            for c, h, n, kv, t in table
-            if c in chunks and h in histories and n in rows and kv in contexts
-        }
-        return cls(decode, prefill, whole_grid(alone | joint), skew, bounds)
-
-    def seconds(self, shape: Shape) -> float:
-        prefill = shape.prefill_tokens
-        if not shape.decodes:
-            return self._chunks(shape, 0, 0.0)
-        mean = shape.decode_context / shape.decodes
-        time = self._chunks(shape, shape.decodes, mean) if prefill else self._decodes(shape.decodes, mean)
-        if shape.decode_longest > mean and self.skew:
-            time += self.skew * (
-                self._decodes(shape.decodes, shape.decode_longest) - self._decodes(shape.decodes, mean)
-            )
-        return time
-
-    def _decodes(self, rows: int, context: float) -> float:
-        self.bounds.check("decodes", rows, self.decode.axes[0][-1])
-        self.bounds.check("decode_context", context, self.decode.axes[1][-1])
-        return self.decode.at(rows, context)
-
-    def _chunks(self, shape: Shape, rows: int, context: float) -> float:
-        tokens, pairs = shape.prefill_tokens, shape.prefill_pairs
-        history = pairs / tokens - (tokens + 1) / 2
-        if history >= 0 or len(shape.chunks) == 1:
-            return self._chunk(tokens, max(history, 0.0), rows, context)
-        like = max(2 * pairs / tokens - 1, 1.0)
-        alone = self._decodes(rows, context) if rows else self.prefill.at(0, 0)
-        return alone + tokens / like * (self._chunk(like, 0.0, rows, context) - alone)
-
-    def _chunk(self, tokens: float, history: float, rows: int, context: float) -> float:
-        check = self.bounds.check
-        check("prefill_tokens", tokens, self.prefill.axes[0][-1])
-        check("prefill_history", history, self.prefill.axes[1][-1])
-        if not rows:
-            return self.prefill.at(tokens, history)
-        check("decode_context", context, self.mixed.axes[3][-1])
-        timed = int(self.mixed.axes[2][-1])
-        if rows <= timed:
-            return self.mixed.at(tokens, history, rows, context)
-        more = self._decodes(rows, context) - self._decodes(timed, context)
-        return self.mixed.at(tokens, history, timed, context) + more
-
-
-@dataclass(frozen=True, slots=True)
-class Operators:
-    """Seconds of everything but attention, by tokens or sampled rows."""
-
-    layer: Curve
-    """Of one layer, per tokens."""
-    first: Curve
-    """The embedding."""
-    last: Curve
-    """The final norm."""
-    head: Curve
-    """Language-model head and sampler, per sampled rows."""
-
-    @classmethod
-    def read(cls, folder: Path) -> Operators:
-        dense = {name: Curve(*table).scaled(MICROSECOND) for name, table in by_name(required(folder, "dense")).items()}
-        rows = {name: Curve(*table) for name, table in by_name(required(folder, "per_sequence")).items()}
-        if unknown := sorted({*dense} - {*PER_LAYER, "embedding", "final_layernorm"}):
-            raise ValueError(f"cost.path={folder}: dense.csv has operators that no layer is known to run: {unknown}")
-        layer = _total([dense[name].scaled(PER_LAYER[name]) for name in dense if name in PER_LAYER])
-        if experts := existing(folder, "moe"):
-            layer = layer + _experts(experts)
-        elif "down_proj" not in dense:
-            raise ValueError(f"cost.path={folder}: neither down_proj in dense.csv nor moe.csv: half a layer is missing")
-        return cls(layer, dense["embedding"], dense["final_layernorm"], _total([*rows.values()]).scaled(MICROSECOND))
-
-
-def _total(curves: Sequence[Curve]) -> Curve:
-    total, *more = curves
-    for curve in more:
-        total = total + curve
-    return total
-
-
-def _experts(file: Path) -> Curve:
-    """Seconds of one layer's experts by tokens, routed evenly: E (1 - (1 - k/E)^n) of E experts are then busy.
-
-    The number of experts is the largest in the table, k what one token activates.
-    """
-    by_tokens: dict[float, tuple[list[float], list[float]]] = {}
-    for tokens, busy, time in numbers(file).tolist():
-        counts, times = by_tokens.setdefault(tokens, ([], []))
-        counts.append(busy)
-        times.append(time * MICROSECOND)
-    each = min(by_tokens[min(by_tokens)][0])
-    experts = max(max(counts) for counts, _ in by_tokens.values())
-    times = [
-        float(np.interp(experts * (1 - (1 - each / experts) ** tokens), *table)) for tokens, table in by_tokens.items()
-    ]
-    return Curve([*by_tokens], times)
-
-
-def measured_skew(file: Path) -> float:
-    """The share a of t = t(mean) + a (t(longest) - t(mean)) that fits all pure decode batches best (least squares)."""
-    names = "t_mean_us", "t_max_us", "t_skew_us"
-    pure = np.asarray([[float(row[name]) for name in names] for row in rows(file) if row["regime"] == "pure"])
-    mean, longest, skewed = pure.T
-    return float(np.clip((skewed - mean) @ (longest - mean) / ((longest - mean) @ (longest - mean)), 0, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """Kernels from the profile at `path` (a folder with `tpN` in it, or a shipped name; null: the shipped one of this
-    model on this device), everything else from the sheet.
+    """Kernels from the tables at `path`, everything else from the sheet.
 
-    What no profile says is the roofline's: collectives, launches, transfers, copies, host times, and the demands on
+    `path`: a folder of a profile, with `tpN` in it, or of AIConfigurator's kernel tables, with `gemm` and `attention`
+    in it; or a shipped profile's name; null: the shipped one of this model on this device.
+
+    What no table says is the roofline's: collectives, launches, transfers, copies, host times, and the demands on
     compute and memory that say what a kernel leaves to others, which are cut to the measured time. A step beyond the
-    tables is an error unless `extrapolate`. `skew`: as measured in the bundle's skew.csv unless given; 0 without it.
+    tables is an error unless `extrapolate`. `skew`: as measured in a profile's skew.csv unless given; 0 without it.
+    `ep` and `pooling`: as in `Roofline`, as far as experts were timed so.
     """
 
     model: ModelShape
@@ -209,20 +46,33 @@ class Profiled:
     graph_rows: int = 256
     host_base: float = 2e-4
     host_per_sequence: float = 3e-6
+    ep: int = 1
+    pooling: int = 1
     _sheet: Roofline = field(init=False, repr=False, compare=False)
-    _operators: Operators = field(init=False, repr=False, compare=False)
-    _attention: Attention = field(init=False, repr=False, compare=False)
+    _layout: Layout = field(init=False, repr=False, compare=False)
+    measured: Measured = field(init=False, repr=False, compare=False)
+    _experts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Layers with experts of each stage."""
+    _windows: tuple[dict[int | None, int], ...] = field(init=False, repr=False, compare=False)
+    """How many layers of each stage see so far back, where their attention was timed apart."""
 
     def __post_init__(self) -> None:
         if self.skew is not None and not 0 <= self.skew <= 1:
             raise ValueError(f"cost.skew={self.skew} must lie in 0..1")
+        layout = Layout.of(self.model, self.tp, self.stages, self.layers, self.ep, self.pooling)
         path = self.path or _matching(self.model, self.device)
-        folder = _degree(find(path), self.tp)
-        bounds = Bounds(path, self.extrapolate)
+        folder, bounds = find(path), Bounds(path, self.extrapolate)
+        if kernels.found(folder):
+            measured = kernels.read(folder, layout, self.device, self.skew or 0.0, bounds)
+        else:
+            measured = bundles.read(folder, layout, self.skew, bounds)
+        stages = range(layout.stages)
         keep = object.__setattr__  # frozen: the one way to store what is derived once
         keep(self, "_sheet", self._roofline())
-        keep(self, "_operators", Operators.read(folder))
-        keep(self, "_attention", Attention.read(required(folder, "attention"), self._skew(folder), bounds))
+        keep(self, "_layout", layout)
+        keep(self, "measured", measured)
+        keep(self, "_experts", tuple(map(layout.expert_layers, stages)))
+        keep(self, "_windows", tuple(_windows(layout, stage, measured) for stage in stages))
 
     def _roofline(self) -> Roofline:
         return Roofline(
@@ -235,33 +85,43 @@ class Profiled:
             graph_rows=self.graph_rows,
             host_base=self.host_base,
             host_per_sequence=self.host_per_sequence,
+            ep=self.ep,
+            pooling=self.pooling,
         )
 
-    def _skew(self, folder: Path) -> float:
-        if self.skew is not None:
-            return self.skew
-        file = existing(folder, "skew")
-        return measured_skew(file) if file else 0.0
-
-    def stage(self, shape: Shape, stage: int) -> Cost:
+    def stage(self, shape: Shape, stage: int, pooled: int = 0) -> Cost:
+        """`pooled`: tokens of all ranks for which this one's experts compute, where these are more than its own."""
         if not shape.tokens:
             return IDLE
-        sheet = self._sheet.stage(shape, stage)
-        kernels = self._kernels(shape, stage)
-        return sheet._replace(compute=min(sheet.compute, kernels), memory=min(sheet.memory, kernels), kernels=kernels)
+        sheet, time = self._sheet.stage(shape, stage, pooled), self._kernels(shape, stage, max(pooled, shape.tokens))
+        cost = sheet._replace(compute=min(sheet.compute, time), memory=min(sheet.memory, time), kernels=time)
+        if self.measured.reduce is None:
+            return cost
+        return cost._replace(communication=self._communication(self.measured.reduce, shape, stage))
 
-    def _kernels(self, shape: Shape, stage: int) -> float:
-        operators, tokens = self._operators, shape.tokens
-        self._attention.bounds.check("tokens", tokens, operators.layer.most)
-        layers = self._sheet.layers
-        assert layers is not None  # the roofline has told
-        time = layers[stage] * (operators.layer.at(tokens) + self._attention.seconds(shape))
+    def _kernels(self, shape: Shape, stage: int, pooled: int) -> float:
+        measured, tokens, experts = self.measured, shape.tokens, self._experts[stage]
+        operators, check, layers = measured.operators, measured.bounds.check, self._layout.layers[stage]
+        check("tokens", tokens, operators.most)
+        time = (layers - experts) * operators.with_mlp(tokens)
+        if experts and operators.routed:
+            check("tokens of all ranks that share experts", pooled, operators.routed.most)
+            time += experts * operators.with_experts(tokens, pooled)
+        for window, count in self._windows[stage].items():
+            time += count * measured.attention[window].seconds(shape)
         if stage == 0:
             time += operators.first.at(tokens)
-        if stage == len(layers) - 1 and shape.sampled:
-            self._attention.bounds.check("sampled", shape.sampled, operators.head.most)
+        if stage == self._layout.stages - 1 and shape.sampled:
+            check("sampled", shape.sampled, operators.head.most)
             time += operators.last.at(tokens) + operators.head.at(shape.sampled)
         return time
+
+    def _communication(self, reduce: Curve, shape: Shape, stage: int) -> float:
+        """Two measured sums a layer; collecting logits is the sheet's."""
+        self.measured.bounds.check("tokens of a sum over devices", shape.tokens, reduce.most)
+        layers, last = self._layout.layers[stage], stage == self._layout.stages - 1
+        gathered = (self.tp - 1) / self.tp * self.model.vocabulary * self.model.dtype_bytes / self.device.link
+        return 2 * layers * reduce.at(shape.tokens) + last * gathered * shape.sampled
 
     def host(self, shape: Shape) -> float:
         return self._sheet.host(shape)
@@ -271,6 +131,12 @@ class Profiled:
 
     def copy(self, blocks: int) -> float:
         return self._sheet.copy(blocks)
+
+
+def _windows(layout: Layout, stage: int, measured: Measured) -> dict[int | None, int]:
+    if len(measured.attention) == 1:
+        return {next(iter(measured.attention)): layout.layers[stage]}
+    return Counter(map(layout.model.window, layout.stage_layers(stage)))
 
 
 def _matching(model: ModelShape, device: Device) -> str:
@@ -284,10 +150,3 @@ def _matching(model: ModelShape, device: Device) -> str:
         f"cost.path=null: no profile of this model on device={device.name} ships with the playground; give a folder, "
         f"or take a model and device of: {', '.join(path for path in shipped() if '/' in path)}"
     )
-
-
-def _degree(bundle: Path, tp: int) -> Path:
-    if (folder := bundle / f"tp{tp}").is_dir():
-        return folder
-    profiled = sorted(place.name for place in bundle.glob("tp*"))
-    raise ValueError(f"tp={tp} was not profiled in cost.path={bundle}; it has {', '.join(profiled) or 'no tpN folder'}")

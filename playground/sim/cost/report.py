@@ -17,12 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from playground.sim.cost import kernels
+from playground.sim.cost.bundles import MICROSECOND, read_operators
 from playground.sim.cost.fitted import Error, kind
 from playground.sim.cost.logged import steps
 from playground.sim.cost.model import Cost, CostModel
-from playground.sim.cost.profiled import MICROSECOND, Operators
+from playground.sim.cost.profiled import Profiled
 from playground.sim.cost.shape import Shape
-from playground.sim.cost.tables import by_name, columns, find, numbers, required, rows
+from playground.sim.cost.tables import BeyondTable, by_name, columns, find, numbers, required, rows
 
 
 class Setup(NamedTuple):
@@ -58,9 +60,14 @@ class Compared(NamedTuple):
         return self.predicted / self.measured.seconds - 1
 
 
-def read(place: str, split: str) -> list[Measured]:
-    """The steps of a source, told by what is in it. `ValueError` says what sources there are."""
+def read(place: str, split: str, tabled: Callable[[str], Profiled] | None = None) -> list[Measured]:
+    """The steps of a source, told by what is in it. `ValueError` says what sources there are.
+
+    `tabled` makes the model of kernel tables, whose steps depend on the model and device that the command line names.
+    """
     path = Path(place)
+    if tabled and kernels.found(path):
+        return [*_tabled(tabled(place), place)]
     if (path / "steps.parquet").exists() or (path / "steps.arrows").exists():
         return [*_run(path)]
     if path.is_file():
@@ -75,7 +82,8 @@ def read(place: str, split: str) -> list[Measured]:
 
 SOURCES = (
     "no source of steps: give a run's folder, a CSV file (columns prefills, decodes, context, seconds), "
-    "splitwise-sim's perf_model.csv, or a profile's tpN folder (dense.csv, attention.csv, per_sequence.csv)"
+    "splitwise-sim's perf_model.csv, a profile's tpN folder (dense.csv, attention.csv, per_sequence.csv), or kernel "
+    "tables of AIConfigurator (a system's folder with gemm and attention)"
 )
 
 
@@ -222,7 +230,7 @@ def _splitwise(file: Path, split: str) -> Iterator[Measured]:
 
 def _profile(folder: Path, name: str) -> Iterator[Measured]:
     """Every attention row with the operators around it, as one step's kernels; steps beyond dense.csv are left out."""
-    operators = Operators.read(folder)
+    operators = read_operators(folder)
     layers = _layers(folder)
     most = max(by_name(required(folder, "dense"))["embedding"][0])
     for chunk, history, decodes, context, time in numbers(required(folder, "attention")).tolist():
@@ -230,9 +238,24 @@ def _profile(folder: Path, name: str) -> Iterator[Measured]:
         shape = step_shape(chunks, int(decodes), int(decodes * context))
         if not shape.tokens or shape.tokens > most or shape.sampled > operators.head.most:
             continue
-        kernels = layers * (operators.layer.at(shape.tokens) + time * MICROSECOND) + operators.first.at(shape.tokens)
+        layer = operators.with_mlp(shape.tokens) or operators.with_experts(shape.tokens, shape.tokens)
+        kernels = layers * (layer + time * MICROSECOND) + operators.first.at(shape.tokens)
         kernels += operators.last.at(shape.tokens) + operators.head.at(shape.sampled)
         yield Measured(name, kind(shape), shape, kernels, None, kernels_only=True)
+
+
+def _tabled(model: Profiled, name: str) -> Iterator[Measured]:
+    """Every batch of decodes, and of prompts, whose attention is in the tables, with the operators around it."""
+    attention = next(iter(model.measured.attention.values()))
+    assert isinstance(attention, kernels.KernelAttention)  # `found` has told
+    shapes = [step_shape([], int(rows), int(rows * context)) for rows, context in attention.decodes]
+    shapes += [step_shape([(0, int(length))] * int(rows), 0, 0) for rows, length in attention.prompts if length > 1]
+    for shape in shapes:
+        try:
+            seconds = model.stage(shape, 0).kernels
+        except BeyondTable:
+            continue
+        yield Measured(name, kind(shape), shape, seconds, None, kernels_only=True)
 
 
 def _layers(folder: Path) -> int:

@@ -321,7 +321,7 @@ def _coefficients(layout: Layout, device: Device, stage: int) -> _Stage:
         linear_compute=sum(map(layout.matrix_flops, numbers)) / products,
         linear_memory=sum(layout.matrix_bytes(one) + layout.vector_bytes(one) for one in numbers) / device.bandwidth,
         expansion=layers * model.expansion_flops / layout.tp / products,
-        activation=sum(_activation_bytes(layout, one) for one in numbers) / device.bandwidth,
+        activation=sum(activation_bytes(layout, one) for one in numbers) / device.bandwidth,
         **dict(zip(_Windowed._fields[1:], full[1:], strict=True)),
         windowed=tuple(attention.values()),
         latency=(layers + last) * device.kernel_latency + experts * _expert_latency(layout, device),
@@ -366,7 +366,7 @@ def _reaches(layout: Layout, layer: int) -> list[tuple[Reach, float, float, floa
     return [(Reach(model.window(layer), model.attention_flops, 0.0), model.decode_flops, kv, kv + expanded)]
 
 
-def _activation_bytes(layout: Layout, layer: int) -> float:
+def activation_bytes(layout: Layout, layer: int) -> float:
     """Of one token in one layer: gate and up read and their product written; two residual norms read and written,
     half of it from the cache; query, key and value read and written once for rotation and the KV write."""
     model = layout.model
