@@ -108,6 +108,33 @@ def test_on_one_device_two_batches_lose():
     assert seconds("policy/overlap=two_batch") > 1.2 * seconds()
 
 
+RAPIDLLM = {  # tokens/s that it recorded: 4 H100, FP8, eager, 16 requests of 16 tokens
+    (): 320.3,
+    (DPA, "parallel.exchange=padded_all_gather"): 196.0,
+    (DPA, "parallel.exchange=padded_all_to_all"): 168.0,
+    (DPA, "parallel.exchange=padded_all_gather", "parallel.tp=2"): 164.2,
+    (DPA, "parallel.exchange=padded_all_to_all", "parallel.tp=2"): 155.1,
+}
+
+
+def test_rapidllms_dp_attention_comes_out_in_its_order_and_twice_as_fast_at_most():
+    """One free number, what it takes to launch a layer, from the first row. How far the others are off: the docs."""
+    lengths = [f"workload.lengths.{of}={value}" for of, value in (("prompt.mean", 64), ("output.mean", 16))]
+    lengths += ["workload.lengths.prompt.sigma=0.001", "workload.lengths.output.sigma=0.001"]
+    setting = ("device=h100", "links=dgx_h100", MOE, "model.weights=fp8", "+backend.cost.graph_rows=0", *lengths)
+    setting += ("workload=offline", "workload.requests=16", "device.eager_launch=1.01439e-3")
+    found = {}
+    for row in RAPIDLLM:
+        ep = "parallel.ep=4" if "parallel.tp=2" in row else "parallel.ep=2" if row else "parallel.ep=1"
+        run, ends = parts(*setting, *row, ep), Ends()
+        serve(run.source, run.scheduler, run.backend, ends)
+        found[row] = 256 / max(one.finished for one in ends.all)
+    one, gather, to_all, gather_tp, to_all_tp = found.values()
+    assert one == pytest.approx(320.3, rel=0.01)
+    assert one > gather > to_all and gather > gather_tp > to_all_tp and to_all > to_all_tp
+    assert all(1.5 < found[row] / recorded < 2.0 for row, recorded in RAPIDLLM.items() if row)
+
+
 def test_skipping_ahead_changes_nothing_on_links():
     tp = ("parallel=tp4", "links=dgx_h200", "workload=offline")
     assert seconds(*tp) == seconds(*tp, "backend.skip_ahead=false")
