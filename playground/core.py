@@ -186,6 +186,10 @@ class Columns(NamedTuple):
         columns = list(zip(*slices, strict=True))
         return cls(*columns) if columns else NO_SLICES
 
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        return tuple(map(Slice._make, zip(*self, strict=True)))
+
 
 NO_SLICES = Columns((), (), (), (), (), (), (), (), ())
 
@@ -212,9 +216,9 @@ class LayerMove(NamedTuple):
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class Step:
-    """All that a backend gets: what to compute and what to move, decided before.
+    """All that a backend gets: what to compute and what to move, decided before. Nobody changes it afterwards.
 
     `starts` are the requests that no earlier step of this group named, `ends` the sequences that no later one will.
     `dummies` are ranks of a lockstep group that have nothing to do and must take part nevertheless.
@@ -224,37 +228,69 @@ class Step:
     `move`: layers that change their stage.
     """
 
+    # Not frozen, and by a constructor of its own: a simulation makes one for every row of its trace.
+
     id: int
     group: int
     planned: float
-    slices: tuple[Slice, ...]
-    copies: tuple[Copy, ...] = ()
-    starts: tuple[Request, ...] = ()
-    ends: tuple[int, ...] = ()
-    dummies: tuple[int, ...] = ()
-    repeat: int = 1
-    certain: bool = False
-    move: LayerMove | None = None
-    lanes: tuple[str, ...] = field(init=False)
+    columns: Columns
+    """The slices, by field."""
+    copies: tuple[Copy, ...]
+    starts: tuple[Request, ...]
+    ends: tuple[int, ...]
+    dummies: tuple[int, ...]
+    repeat: int
+    certain: bool
+    move: LayerMove | None
+    lanes: tuple[str, ...]
     """Lanes in use, in order of first use: one `Done` comes back for each."""
-    columns: Columns = field(init=False, repr=False, compare=False)
-    """Of the slices."""
+    _slices: tuple[Slice, ...] | None = field(repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        columns = Columns.of(self.slices)
-        names = dict.fromkeys(columns.lane)
-        names.update(dict.fromkeys([copy.lane for copy in self.copies]))
-        object.__setattr__(self, "lanes", tuple(names))
-        object.__setattr__(self, "columns", columns)
+    def __init__(
+        self,
+        id: int,
+        group: int,
+        planned: float,
+        slices: tuple[Slice, ...] | Columns,
+        copies: tuple[Copy, ...] = (),
+        starts: tuple[Request, ...] = (),
+        ends: tuple[int, ...] = (),
+        dummies: tuple[int, ...] = (),
+        repeat: int = 1,
+        certain: bool = False,
+        move: LayerMove | None = None,
+    ) -> None:
+        self.id = id
+        self.group = group
+        self.planned = planned
+        if isinstance(slices, Columns):
+            self._slices, self.columns = None, slices
+        else:
+            self._slices, self.columns = slices, Columns.of(slices)
+        self.copies = copies
+        self.starts = starts
+        self.ends = ends
+        self.dummies = dummies
+        self.repeat = repeat
+        self.certain = certain
+        self.move = move
+        lanes = dict.fromkeys(self.columns.lane)
+        if copies:
+            lanes.update(dict.fromkeys([copy.lane for copy in copies]))
+        self.lanes = tuple(lanes)
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """What to compute, slice by slice: who looks at some fields only takes `columns`."""
+        if self._slices is None:
+            self._slices = self.columns.slices
+        return self._slices
 
     def with_blocks(self, blocks: tuple[tuple[int, ...], ...]) -> Step:
         """The same step with other blocks for each of its slices."""
-        columns = self.columns._replace(blocks=blocks)
-        changed = {"columns": columns, "slices": tuple(map(Slice._make, zip(*columns, strict=True)))}
-        step = object.__new__(Step)
-        for name in Step.__slots__:
-            object.__setattr__(step, name, changed[name] if name in changed else getattr(self, name))
-        return step
+        columns = Columns(*self.columns[:6], blocks, *self.columns[7:])
+        waits = self.copies, self.starts, self.ends, self.dummies
+        return Step(self.id, self.group, self.planned, columns, *waits, self.repeat, self.certain, self.move)
 
     def columns_of(self, lane: str) -> Columns:
         """Of the slices in one lane."""

@@ -12,12 +12,13 @@ from enum import Enum
 from math import inf
 from random import Random
 
-from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, LayerMove, Reject, Slice, Spec, Step
+from playground.core import COPY_IN, COPY_OUT, MAIN, Columns, Copy, LayerMove, Reject, Slice, Spec, Step
+from playground.placed import Placed
 from playground.rank import Rank
 from playground.sequence import Sequence, State
 
-_slice = tuple.__new__
-"""A slice of all its fields, in a third of the time that its constructor takes for names and defaults."""
+_RUNNING = State.RUNNING
+"""Looked up once: through its class a member of an enumeration takes longer than all else that is asked of a decode."""
 
 
 class How(Enum):
@@ -47,8 +48,8 @@ class Draft:
         "_admitted",
         "_latest",
         "_ordinal",
+        "_placed",
         "_rank",
-        "_slices",
         "_tokens",
         "_tokens_left",
         "copies",
@@ -90,7 +91,7 @@ class Draft:
         self.layers = layers
         """How many each stage holds; empty where they cannot move."""
         self.move: LayerMove | None = None
-        self._slices: list[Slice] = []
+        self._placed = Placed()
         self.copies: list[Copy] = []
         self.preempted: list[Preempted] = []
         self.rejected: list[Reject] = []
@@ -117,9 +118,19 @@ class Draft:
         return bool(self._admitted)
 
     @property
+    def rows(self) -> int:
+        """Slices placed so far."""
+        return len(self._placed.sequence)
+
+    @property
+    def columns(self) -> Columns:
+        """What was placed so far, by field."""
+        return self._placed.columns(self._rank.index)
+
+    @property
     def slices(self) -> tuple[Slice, ...]:
         """What was placed so far."""
-        return tuple(self._slices)
+        return self.columns.slices
 
     @property
     def tokens(self) -> int:
@@ -222,7 +233,7 @@ class Draft:
     @property
     def empty(self) -> bool:
         """Nothing to compute and nothing to move."""
-        return not self._slices and not self.copies
+        return not self._placed.sequence and not self.copies
 
     # --- do
 
@@ -268,13 +279,12 @@ class Draft:
         if blocks is None:
             return 0
         samples = start + count == sequence.length
-        part = Slice(sequence.id, sequence.epoch, self.rank, start, count, samples, blocks, lane)
         sequence.launched += count
         sequence.step = self._ordinal
         if samples:
             sequence.promised += 1
             sequence.length += 1
-        self._slices.append(part)
+        self._placed.add(sequence, start, count, samples, blocks, lane)
         self._tokens += count
         self._tokens_left -= count
         return count
@@ -293,26 +303,28 @@ class Draft:
 
     def take_decodes(self, sequences: list[Sequence], lane: str = MAIN) -> int:
         """Place one token for each of these decodes, in order, up to the first that cannot be; how many were placed."""
-        slices, size, ordinal, rank = self._slices, self.spec.block_size, self._ordinal, self.rank
-        before, latest = len(slices), self._latest
+        size, ordinal, latest = self.spec.block_size, self._ordinal, self._latest
+        starts: list[int] = []
+        brought: dict[int, tuple[int, ...]] = {}
         for sequence in sequences[: self._tokens_left]:
-            start, promised, epoch = sequence.launched, sequence.promised, sequence.epoch
+            start, promised = sequence.launched, sequence.promised
             # `decoding` and `ready`, spelled out: most of what a step has goes through here.
             if sequence.length - start != 1 or not 0 < promised < sequence.max_tokens:
                 break
-            if (sequence.step > latest and promised != sequence.returned) or sequence.state is not State.RUNNING:
+            if (sequence.step > latest and promised != sequence.returned) or sequence.state is not _RUNNING:
                 break
-            blocks: tuple[int, ...] | None = ()
-            if start >= len(sequence.blocks) * size or sequence.placed_epoch != epoch:
+            if start >= len(sequence.blocks) * size or sequence.placed_epoch != sequence.epoch:
                 blocks = self._blocks(sequence, start + 1)
                 if blocks is None:
                     break
+                brought[len(starts)] = blocks
+            starts.append(start)
             sequence.launched = start + 1
             sequence.promised = promised + 1
             sequence.length = start + 2
             sequence.step = ordinal
-            slices.append(_slice(Slice, (sequence.id, epoch, rank, start, 1, True, blocks, lane, 0)))
-        placed = len(slices) - before
+        placed = len(starts)
+        self._placed.add_decodes(sequences[:placed], starts, brought, lane)
         self._tokens += placed
         self._tokens_left -= placed
         return placed
@@ -337,16 +349,14 @@ class Draft:
         return sequence.id not in self._admitted and self._rank.can_swap(sequence)
 
     def _untake(self, sequence: Sequence) -> None:
-        taken = [part for part in self._slices if part.sequence == sequence.id]
-        if not taken:
+        if sequence.id not in self._placed.sequence:
             return
-        self._slices = [part for part in self._slices if part.sequence != sequence.id]
-        for part in taken:
-            sequence.launched -= part.length
-            sequence.promised -= part.samples
-            sequence.length -= part.samples
-            self._tokens -= part.length
-            self._tokens_left += part.length
+        tokens, samples = self._placed.withdraw(sequence.id)
+        sequence.launched -= tokens
+        sequence.promised -= samples
+        sequence.length -= samples
+        self._tokens -= tokens
+        self._tokens_left += tokens
 
     def _swap_out(self, sequence: Sequence) -> int:
         free = self._rank.pool.free

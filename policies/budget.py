@@ -59,7 +59,7 @@ class Orca:
     def phases(self, draft: Draft) -> Iterator[Phase]:
         yield Decodes(self.batch)
         yield Chunks()
-        yield Admissions(rows=self.batch - len(draft.slices), whole=True)
+        yield Admissions(rows=self.batch - draft.rows, whole=True)
 
 
 @dataclass(frozen=True, slots=True)

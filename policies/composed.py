@@ -12,7 +12,7 @@ from itertools import chain
 from math import inf
 from typing import Protocol
 
-from playground.core import COPY_IN, COPY_OUT, Copy, RequestView, Slice, Spec
+from playground.core import COPY_IN, COPY_OUT, Copy, RequestView, Spec
 from playground.draft import Draft, How
 from playground.policy import ClusterView
 from playground.sequence import Sequence, State
@@ -303,8 +303,8 @@ def _must_wait(draft: Draft, sequence: Sequence) -> bool:
 
 def _in_flight(draft: Draft) -> bool:
     """Whether anything of this rank is: in lockstep, others may go on for ever."""
-    parts: Iterator[Slice | Copy] = chain.from_iterable((*step.slices, *step.copies) for step in draft.in_flight)
-    return any(part.rank == draft.rank for part in parts)
+    rank, steps = draft.rank, draft.in_flight
+    return any(rank in step.columns.rank or any(copy.rank == rank for copy in step.copies) for step in steps)
 
 
 def _first_rows(decoding: list[Sequence], rows: int) -> list[Sequence]:

@@ -436,8 +436,7 @@ def guess_two(draft):
     """What a speculative policy will do: a decode with two guesses behind it."""
     (sequence,) = draft.decoding
     draft.take_decodes([sequence])
-    (part,) = draft.slices
-    draft._slices[0] = part._replace(length=3, drafted=2)
+    draft._placed.length, draft._placed.drafted = [3], [2]
     sequence.launched += 2
     sequence.promised += 2
     sequence.length += 2
