@@ -37,6 +37,7 @@ VARIANTS = (
     "chunked_prefill budget.tokens=128 @ 4",
     "vllm_v1 budget.long_prefill_threshold=128 @ 1",
     "chunked_prefill order=sjf order.predictor.sigma=0.5 @ 1",
+    "trtllm budget.wait_steps=5 budget.wait_share=0.5 @ 1",
     "token_throttling budget.wt=false @ 4",
     "token_throttling budget.ut=false @ 4",
     "token_throttling_2025 budget.wt=false @ 4",

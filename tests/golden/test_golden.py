@@ -46,11 +46,12 @@ def test_every_line_belongs_to_a_case(rewrite_golden):
 
 
 def test_the_policies_differ():
-    """Else the trace would tell nothing. One pair may not: see the next test."""
+    """Else the trace would tell nothing. One pair may not: see the next test. In a pipeline no step fills Orca's 16 rows
+    or TensorRT-LLM's 8192 tokens, and these two are otherwise the same."""
     golden = recorded()
-    for depth in (1, 4):
-        sums = {golden[f"{policy} @ {depth}"]["slices_crc"] for policy in POLICIES if policy != "vllm_v1"}
-        assert len(sums) == len(POLICIES) - 1
+    for depth, alike in ((1, {"vllm_v1"}), (4, {"vllm_v1", "trtllm"})):
+        different = [policy for policy in POLICIES if policy not in alike]
+        assert len({golden[f"{policy} @ {depth}"]["slices_crc"] for policy in different}) == len(different)
 
 
 def test_vllm_v1_decides_as_chunked_prefill_until_prompts_are_capped_or_over_admitted():
