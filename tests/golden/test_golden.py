@@ -46,12 +46,14 @@ def test_every_line_belongs_to_a_case(rewrite_golden):
 
 
 def test_the_policies_differ():
-    """Else the trace would tell nothing. One pair may not: see the next test. In a pipeline no step fills Orca's 16 rows
-    or TensorRT-LLM's 8192 tokens, and these two are otherwise the same."""
+    """Else the trace would tell nothing. Two may not: see the next test for one; no step here fills Orca's 16 rows or
+    TensorRT-LLM's 8192 tokens, and these two are otherwise the same, but that prompts of the latter may wait."""
     golden = recorded()
-    for depth, alike in ((1, {"vllm_v1"}), (4, {"vllm_v1", "trtllm"})):
-        different = [policy for policy in POLICIES if policy not in alike]
+    different = [policy for policy in POLICIES if policy not in ("vllm_v1", "trtllm")]
+    for depth in (1, 4):
         assert len({golden[f"{policy} @ {depth}"]["slices_crc"] for policy in different}) == len(different)
+        assert golden[f"trtllm @ {depth}"] == golden[f"orca @ {depth}"]
+    assert golden["trtllm budget.wait_steps=5 budget.wait_share=0.5 @ 1"] != golden["trtllm @ 1"]
 
 
 def test_vllm_v1_decides_as_chunked_prefill_until_prompts_are_capped_or_over_admitted():
