@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from playground.model.encoders import clip, qwen3_vl, qwen25_vl
-from playground.model.parts import Compressed, Experts, Latent
+from playground.model.parts import Compressed, Experts, Indexer, Latent
 
 Config = Mapping[str, Any]
 Sizes = dict[str, Any]
@@ -206,6 +206,11 @@ def _deepseek_v3(config: Config) -> Sizes:
     return _deepseek(config, correction=True)
 
 
+def _deepseek_v32(config: Config) -> Sizes:
+    sizes = (size(config, field) for field in ("index_n_heads", "index_head_dim", "index_topk"))
+    return _deepseek_v3(config) | dict(indexer=Indexer(*sizes))
+
+
 def _deepseek_v4(config: Config) -> Sizes:
     """`compress_ratios` names each layer's rate in published configs, `layer_types` since transformers 5."""
     named = {"sliding_attention": 0, _SPARSE: 4, _HEAVY: 128} | _rates(config)
@@ -296,6 +301,7 @@ _FAMILIES: dict[str, Callable[[Config], Sizes]] = {
     "MixtralForCausalLM": _mixtral,
     "DeepseekV2ForCausalLM": _deepseek,
     "DeepseekV3ForCausalLM": _deepseek_v3,
+    "DeepseekV32ForCausalLM": _deepseek_v32,
     "DeepseekV4ForCausalLM": _deepseek_v4,
     "GlmForCausalLM": _glm,
     "Glm4ForCausalLM": _glm4,

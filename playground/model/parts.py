@@ -44,6 +44,35 @@ class Latent:
         return made + self.expansion_weights(heads) + output
 
 
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Chooses the keys that latent attention sees (DeepSeek-V3.2-Exp's DSA): `heads` small heads of `width` score all
+    before a query, of which the best `top` are seen. They share one key, cached in 8 bits with a float32 scale."""
+
+    heads: int
+    width: int
+    top: int
+
+    @property
+    def flops(self) -> int:
+        """Of scoring one (query, key) pair."""
+        return 2 * self.heads * self.width
+
+    @property
+    def cached_bytes(self) -> int:
+        """Of one token in one layer."""
+        return self.width + 4
+
+    @property
+    def vectors(self) -> int:
+        """Elements of the norm of its keys, which has a bias."""
+        return 2 * self.width
+
+    def weights(self, hidden: int, query_rank: int) -> int:
+        """Matrix elements that make queries, keys and the heads' weights: each tensor-parallel rank holds them all."""
+        return query_rank * self.heads * self.width + hidden * (self.width + self.heads)
+
+
 class Reach(NamedTuple):
     """Keys that a query of one layer looks at: all, or the last (or best) `window`; and what each of them costs."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from playground.model.families import read_sizes
-from playground.model.parts import Compressed, Experts, Latent
+from playground.model.parts import Compressed, Experts, Indexer, Latent
 from playground.model.precision import Precision, read_precision
 
 
@@ -45,6 +45,8 @@ class ModelShape:
     windows: tuple[int | None, ...] = ()
     """Tokens that a query sees at most, itself included, layer by layer; None: all. Empty: all, in every layer."""
     latent: Latent | None = None
+    indexer: Indexer | None = None
+    """Of latent attention that sees only the best keys."""
     compressed: Compressed | None = None
     experts: Experts | None = None
     streams: int = 1
@@ -131,14 +133,20 @@ class ModelShape:
             heads = self.compressed.head_weights(layer, self.hidden, self.heads, self.head_dim)
             return self.whole_weights(layer) + heads
         if self.latent:
-            return self.latent.weights(self.hidden, self.heads)
+            return self.latent.weights(self.hidden, self.heads) + self._indexer_weights
         return self.hidden * (2 * self.query_width + 2 * self.kv_width)
 
     def whole_weights(self, layer: int) -> int:
         """Those of them that belong to no head: each tensor-parallel rank holds them all."""
         if self.compressed:
             return self.compressed.compression_weights(layer, self.hidden, self.head_dim)
-        return self.latent.compression_weights(self.hidden) if self.latent else 0
+        return self.latent.compression_weights(self.hidden) + self._indexer_weights if self.latent else 0
+
+    @property
+    def _indexer_weights(self) -> int:
+        if not (self.indexer and self.latent):
+            return 0
+        return self.indexer.weights(self.hidden, self.latent.query_rank or self.hidden)
 
     @property
     def mlp_weights(self) -> int:
@@ -184,7 +192,8 @@ class ModelShape:
         if self.latent:
             made = (self.latent.query_rank or 0) + self.latent.kv_rank
             bias = (self.latent.query_rank or 0) + self.latent.cached
-            return made + self.attention_bias * bias + biases
+            chosen = self.indexer.vectors if self.indexer else 0
+            return made + self.attention_bias * bias + biases + chosen
         return self.attention_bias * (self.query_width + 2 * self.kv_width) + biases + self.qk_norm * 2 * self.head_dim
 
     @property
@@ -283,7 +292,12 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token_layer(self) -> int:
-        """Keys and values of one token in one layer, or the one vector that both are made from."""
+        """Keys and values of one token in one layer, or the vector that both are made from; and an indexer's key."""
+        return self.attended_bytes + (self.indexer.cached_bytes if self.indexer else 0)
+
+    @property
+    def attended_bytes(self) -> int:
+        """Of that, what attention itself reads."""
         width = self.latent.cached if self.latent else 2 * self.kv_width
         return width * self.precision.kv_bytes(self.dtype_bytes)
 
@@ -313,6 +327,8 @@ class ModelShape:
     @property
     def attention_flops(self) -> int:
         """FLOPs of one (query, key) pair of a prefill in one layer: a dot product and a weighted sum in every head."""
+        if self.indexer:
+            return self.decode_flops  # each query has keys of its own: expanding them would be for itself alone
         if self.latent:
             return 2 * self.heads * (self.latent.nope + self.latent.rope + self.latent.value)
         return 4 * self.query_width
@@ -330,13 +346,16 @@ class ModelShape:
 
     @property
     def expansion_flops(self) -> int:
-        """FLOPs to expand the keys and values of one earlier token for a prefill in one layer; 0 unless latent."""
-        return 2 * self.latent.expansion_weights(self.heads) if self.latent else 0
+        """FLOPs to expand the keys and values of one earlier token for a prefill in one layer; 0 unless latent and
+        all are seen."""
+        return 2 * self.latent.expansion_weights(self.heads) if self.latent and not self.indexer else 0
 
     @property
     def expanded_width(self) -> int:
-        """Elements of one token's expanded keys and values in one layer; 0 unless latent."""
-        return self.heads * (self.latent.nope + self.latent.rope + self.latent.value) if self.latent else 0
+        """Elements of one token's expanded keys and values in one layer; 0 unless latent and all are seen."""
+        if not self.latent or self.indexer:
+            return 0
+        return self.heads * (self.latent.nope + self.latent.rope + self.latent.value)
 
     @property
     def head_flops(self) -> int:

@@ -28,7 +28,10 @@ NEEDS = {
     "model/qwen2.5-72b": ["parallel=tp4"],
     "model/qwen2-57b-a14b": ["parallel=tp4"],
     "model/mixtral-8x7b": ["parallel=tp2"],
-    **{f"model/{name}": ["parallel=tp8", "device=h200"] for name in ("qwen3-235b-a22b", "deepseek-v2", "deepseek-v3")},
+    **{
+        f"model/{name}": ["parallel=tp8", "device=h200"]
+        for name in ("qwen3-235b-a22b", "deepseek-v2", "deepseek-v3", "deepseek-v3.2")
+    },
     **{f"model/{name}": ["parallel=tp8", "device=h200"] for name in ("kimi-k2", "glm-4.7")},
     "device/cpu": ["model=tiny"],
 }

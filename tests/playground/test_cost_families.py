@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from playground.core import Slice
-from playground.model import Compressed, Experts, Latent, ModelShape, Precision
+from playground.model import Compressed, Experts, Indexer, Latent, ModelShape, Precision
 from playground.sim.capacity import Layout, kv_blocks
 from playground.sim.cost import ATTENTION_TILE, Roofline, Shape
 from playground.sim.device import Device
@@ -98,6 +98,41 @@ class TestLatent:
         blocks = kv_blocks(ModelShape.read("deepseek-v3"), h200, tp=8)
         # 135.7 GB to use, 84 GB of weights sharded and 1.2 GB not: some 48 GB of 1,124,352 bytes a block.
         assert blocks == pytest.approx(44_000, rel=0.05)
+
+
+class TestIndexer:
+    INDEXED = replace(LATENT, architecture="DeepseekV32ForCausalLM", indexer=Indexer(3, 5, 8))
+
+    def test_a_decode_scores_all_keys_and_sees_the_best(self):
+        more, less, few = (roofline(self.INDEXED).stage(shape((start, 1)), 0) for start in (99, 49, 6))
+        # 50 keys more to score: 3 x 5 products in each of 4 layers, and 5 + 4 bytes.
+        assert more.compute - less.compute == pytest.approx(4 * 50 * 30 / 500)
+        assert more.memory - less.memory == pytest.approx(4 * 50 * 9 / 100)
+        # Of 8 keys and more 8 are seen: 7 wide, 4 heads of 2 x (7 + 6).
+        assert less.compute - few.compute == pytest.approx(4 * (43 * 30 + 104) / 500)
+        assert less.memory - few.memory == pytest.approx(4 * (43 * 9 + 14) / 100)
+
+    def test_a_prefill_works_on_what_is_cached(self):
+        one = roofline(self.INDEXED)._stages[0]
+        assert one.expansion == 0.0
+        (best,) = one.windowed
+        assert (best.window, best.prefill_compute) == (8, best.decode_compute)
+        # Shorter ones see everything, and score it, too.
+        more = roofline(self.INDEXED).stage(shape((0, 5)), 0).compute - roofline(LATENT).stage(shape((0, 5)), 0).compute
+        pairs = 15 + ATTENTION_TILE * 5
+        weights = 8 * 3 * 5 + 8 * (5 + 3)
+        assert more == pytest.approx(4 * (pairs * (30 + 104 - 2 * 4 * 5) / 500 + 5 * 2 * weights / 1000))
+
+    def test_every_rank_scores(self):
+        whole, half = (roofline(self.INDEXED, tp=tp)._stages[0] for tp in (1, 2))
+        assert (half.decode_compute, half.decode_memory) == (whole.decode_compute, whole.decode_memory)
+        assert half.windowed[0].decode_compute == whole.windowed[0].decode_compute / 2
+
+    def test_its_keys_are_cached(self):
+        assert self.INDEXED.kv_bytes_per_token == LATENT.kv_bytes_per_token + 4 * 9
+        assert Layout.of(self.INDEXED, tp=2).kv_bytes_per_token(0) == self.INDEXED.kv_bytes_per_token
+        # DeepSeek-V3.2: 576 elements, and 132 bytes of the indexer, in 61 layers.
+        assert ModelShape.read("deepseek-v3.2").kv_bytes_per_token == 61 * (1152 + 132)
 
 
 class TestWindows:

@@ -48,6 +48,10 @@ FAMILIES = {
     "mixtral": ("MixtralForCausalLM", dict(num_local_experts=4, num_experts_per_tok=2)),
     "deepseek-v2": ("DeepseekV2ForCausalLM", {**SHARED, **LATENT}),
     "deepseek-v3": ("DeepseekV3ForCausalLM", {**SHARED, **LATENT, "q_lora_rank": 12}),
+    "deepseek-v32": (
+        "DeepseekV32ForCausalLM",
+        {**SHARED, **LATENT, "q_lora_rank": 12, "index_n_heads": 3, "index_head_dim": 10, "index_topk": 4},
+    ),
     "deepseek-v4": (
         "DeepseekV4ForCausalLM",
         dict(

@@ -360,6 +360,11 @@ def _reaches(layout: Layout, layer: int) -> list[tuple[Reach, float, float, floa
         size = model.precision.kv_bytes(model.dtype_bytes)
         reaches = model.compressed.reaches(layer, model.heads, model.head_dim)
         return [(one, one.flops, one.width * size, one.width * size) for one in reaches]
+    if indexer := model.indexer:
+        # Scored whole on every rank, by none of the heads that ranks share.
+        scoring, key, read = indexer.flops * layout.tp, indexer.cached_bytes, model.attended_bytes
+        best = (Reach(indexer.top, model.attention_flops, 0.0), model.decode_flops, read, read)
+        return [(Reach(None, scoring, 0.0), scoring, key, key), best]
     kv = layout.kv_bytes_per_token_layer
     # What is expanded from a latent vector is written once and read once, in the dtype.
     expanded = 2 * model.expanded_width / layout.tp * model.dtype_bytes
