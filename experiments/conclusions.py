@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.robustness import Finding, Scores, Trial, findings, ranking
+from analysis.robustness import TIE, Finding, Scores, Trial, findings, ranking
 from experiments import provenance
 from experiments.benchmarks.layout import table
 from experiments.groundtruth.pool import Pool
@@ -114,7 +114,7 @@ def told(record: Mapping[str, Any], name: str) -> str:
     rows = [_row(one, all_of_them) for one, all_of_them in zip(winner, whole, strict=True)]
     head = ["error of", "best one holds up to", "broken by", "ranking holds up to", "regret at most"]
     return "\n\n".join(
-        [_setting(study), _scores(study, baseline), table(head, rows), _conclusion(winner, record, study)]
+        [_setting(study), _scores(study, baseline), table(head, rows), _conclusion(winner, whole, record, study)]
     )
 
 
@@ -137,17 +137,32 @@ def _row(winner: Finding, whole: Finding) -> list[str]:
     ]
 
 
-def _conclusion(winner: Sequence[Finding], record: Mapping[str, Any], study: Mapping[str, Any]) -> str:
-    best = ranking(study["baseline"])[0]
-    held = min(one.holds_up_to for one in winner if one.kind != "load reports")
-    middle, ninth = record["measured"]["tpot"]
-    against = "more" if held >= ninth else "less" if held < middle else "between the two"
+def _conclusion(
+    winner: Sequence[Finding], whole: Sequence[Finding], record: Mapping[str, Any], study: Mapping[str, Any]
+) -> str:
+    baseline, (middle, ninth) = study["baseline"], record["measured"]["tpot"]
+    best, *others = ranking(baseline)
+    tied = "".join(f", tied with `{name}`" for name in others if baseline[name] <= baseline[best] * (1 + TIE))
     stale = next((one.holds_up_to for one in winner if one.kind == "load reports"), None)
     reports = "" if stale is None else f" and with load reports up to {stale:g} s old"
+    held, order = _held(winner), _held(whole)
     return (
-        f"The conclusion (`{best}` is best) holds up to ±{held:.0%}{reports}. Measured errors of TPOT, median and nine "
-        f"of ten: {middle:.1%} and {ninth:.0%}; what it bears is {against}."
+        f"The conclusion (`{best}` is best{tied}) holds up to "
+        f"±{held:.0%}{reports}; those that differed keep their order up to ±{order:.0%}. Errors of TPOT as measured: "
+        f"median {middle:.1%}, nine of ten below {ninth:.0%}. The conclusion bears {_against(held, middle, ninth)}, "
+        f"the order {_against(order, middle, ninth)}."
     )
+
+
+def _held(found: Sequence[Finding]) -> float:
+    return min(one.holds_up_to for one in found if one.kind != "load reports")
+
+
+def _against(held: float, middle: float, ninth: float) -> str:
+    """What it bears, beside what was measured."""
+    if held >= ninth:
+        return "more than nine of ten"
+    return "more than the median" if held >= middle else "less than the median"
 
 
 def _size(found: Finding, size: float) -> str:

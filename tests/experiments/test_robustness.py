@@ -83,11 +83,19 @@ def test_a_study_is_recorded_with_all_it_says():
     record = {"measured": {"tpot": [0.05, 0.2]}, "studies": {"order": found}}
     text = conclusions.page(record)
     assert text.startswith("### Who is next?") and "predicted lengths" in text
-    held = re.search(
-        r"is best\) holds up to ±(\d+)%. Measured errors of TPOT, median and nine of ten: 5.0% and 20%", text
-    )
-    assert held and ("bears is less" in text) == (int(held[1]) < 5)
+    held = re.search(r"is best\) holds up to ±(\d+)%; those that differed keep their order up to ±\d+%", text)
+    assert held and ("bears less than the median" in text) == (int(held[1]) < 5)
+    assert "Errors of TPOT as measured: median 5.0%, nine of ten below 20%" in text
     assert conclusions.told(record, "order") in text
+
+
+def test_who_is_tied_with_the_best_is_told():
+    trials = [{"kind": "step times", "size": 0.1, "what": "all", "scores": {"a": 2.0, "b": 1.9, "c": 5.0}}]
+    baseline = {"a": 2.0, "b": 2.01, "c": 3.0}
+    study = {"metric": "mean_ttft", "overrides": [], "rate": 1.0, "load": 0.8, "baseline": baseline, "trials": trials}
+    text = conclusions.told({"measured": {"tpot": [0.05, 0.08]}, "studies": {"one": study}}, "one")
+    assert "(`a` is best, tied with `b`) holds up to ±0%; those that differed keep their order up to ±10%" in text
+    assert text.endswith("The conclusion bears less than the median, the order more than nine of ten.")
 
 
 def test_measured_errors_are_sizes_of_what_was_recorded():
