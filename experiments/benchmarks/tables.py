@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import provenance
+from experiments import conclusions, provenance
 from experiments.benchmarks.gpu import tables as gpu
 from experiments.benchmarks.layout import table
 from experiments.peers import speed
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
-PAGES = ("README.md", "docs/gpu.md")
+PAGES = ("README.md", "docs/gpu.md", "docs/robustness.md")
 POLICIES = ("chunked_prefill", "vllm_v0", "token_throttling")
 
 Record = Mapping[str, Any]
@@ -115,6 +115,10 @@ def _peers(record: Record) -> str:
     return f"{speed.told(record)}\n\n{_made_with(record)}"
 
 
+def _robustness(record: Record) -> str:
+    return f"{conclusions.page(record)}\n\n{_made_with(record)}"
+
+
 def _made_with(record: Record) -> str:
     versions = record["versions"]
     names = [f"{name} {versions[name]}" for name in ("torch", "transformers", "simpy") if name in versions]
@@ -127,6 +131,7 @@ TABLES: Mapping[str, Callable[[Record], str]] = {
     "simulator": _simulator,
     "engine": _engine,
     "peers": _peers,
+    "robustness": _robustness,
     **gpu.ENGINE,
     **gpu.KERNELS,
 }
@@ -135,6 +140,7 @@ FILES: Mapping[str, str] = {
     "simulator": "simulator",
     "engine": "engine_vs_transformers",
     "peers": "peers_speed",
+    "robustness": "robustness",
     **dict.fromkeys(gpu.ENGINE, "gpu_engine_h200"),
     **dict.fromkeys(gpu.KERNELS, "gpu_kernels_h200"),
 }
