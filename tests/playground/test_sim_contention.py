@@ -125,6 +125,9 @@ def test_prefill_and_decode_beside_each_other(law, decode, prefill):
     """Until decode is done both go at the law's speeds, then prefill goes alone at full speed."""
     times = finished(SimBackend(Spec(blocks=9), Table(BOTH), law))
     assert times == pytest.approx({"decode": decode, "prefill": prefill})
+    late = SimBackend(Spec(blocks=9), Table(BOTH), law)
+    late.launch(step(0, part(1, lane="decode"), part(0, lane="prefill")))
+    assert {done.lane: done.finished for done in completions(late)} == pytest.approx(times)
 
 
 def test_lanes_of_different_speeds_end_in_the_order_of_their_ends():
