@@ -91,6 +91,10 @@ class TestShape:
         assert shape.contexts.within(window) == sum(min(start + 1 + ticks, window) for start in starts)
         assert sum(shape.contexts) == shape.decode_context
 
+    def test_contexts_at_the_windows_edge(self):
+        shape = Shape.of(part(start, 1) for start in (5, 6, 7, 8))  # 6 to 9 keys
+        assert [shape.contexts.within(window) for window in (5, 6, 7, 8, 9, 10)] == [20, 24, 27, 29, 30, 30]
+
     def test_prefills_do_not_tick(self):
         with pytest.raises(ValueError, match="only decodes tick: this shape has 3 prefill tokens"):
             Shape.of([part(0, 3)]).tick()

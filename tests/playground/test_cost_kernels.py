@@ -60,9 +60,9 @@ def tables(tmp_path_factory) -> str:
     root = tmp_path_factory.mktemp("h200_sxm")
     save(root / "gemm/vllm/0.9.0", "gemm_perf", [dict(gemm_dtype="bfloat16", m=1, n=1, k=1, latency=99.0)])
     # The newer of two versions, and the faster of two kernels.
-    save(root / "gemm/vllm/0.24.0", "gemm_perf", gemm("bfloat16", 3.0) + gemm("bfloat16", 1.0) + gemm("fp8_block", 0.5))
+    save(root / "gemm/vllm/0.24.0", "gemm_perf", gemm("bfloat16", 1.0) + gemm("bfloat16", 3.0) + gemm("fp8_block", 0.5))
     place = root / "attention/vllm/0.24.0"
-    save(place, "context_attention_perf", attention("isl", {"isl": (1, 16, 64)}, lambda b, n: 0.01 + b * n * n / 1e4))
+    save(place, "context_attention_perf", attention("isl", {"isl": (1, 16, 64)}, lambda b, n: 0.05 + b * n * n / 1e4))
     save(place, "generation_attention_perf", attention("step", {"step": (1, 15, 63)}, lambda b, n: 0.01 + b * n / 1e4))
     moe = dict(moe_dtype="bfloat16", hidden_size=64, inter_size=32, topk=2, num_experts=8, distribution="balanced")
     cuts = {(1, 1): 1.0, (2, 1): 0.5, (1, 2): 0.25}
@@ -74,7 +74,8 @@ def tables(tmp_path_factory) -> str:
             for (slices, ep), factor in cuts.items()
             for tokens in (1, 8, 128)
         ]
-        + [dict(moe, moe_tp_size=1, moe_ep_size=1, num_tokens=1, latency=9.0) | {"distribution": "power_law_1.2"}],
+        + [dict(moe, moe_tp_size=1, moe_ep_size=1, num_tokens=tokens, latency=9.0) for tokens in (1, 8)]
+        + [dict(moe, moe_tp_size=1, moe_ep_size=1, num_tokens=1, latency=0.1) | {"distribution": "power_law_1.2"}],
     )
     sizes = (64, 640, 64 * 64)
     save(
@@ -127,14 +128,14 @@ class TestByHand:
 
     def test_chunks_after_what_was_before(self, tables):
         attend = profiled(tables).measured.attention[None].seconds
-        alone = 4 * (0.01 + 64 * 64 / 1e4) * 1e-3
+        alone = 4 * (0.05 + 64 * 64 / 1e4) * 1e-3
         assert attend(shape((0, 64))) == pytest.approx(alone)
         # 16 after 48: what 64 take, but for a share (48 / 64)^2.
         assert attend(shape((48, 16))) == pytest.approx(alone * (1 - (48 / 64) ** 2))
         # Never less than without anything before.
-        assert attend(shape((63, 1), (0, 2))) > attend(shape((0, 2)))
+        assert attend(shape((62, 2))) == attend(shape((0, 2))) > alone * (1 - (62 / 64) ** 2)
         # Two like prompts are a batch of two: one start.
-        assert attend(shape((0, 64), (0, 64))) == pytest.approx(4 * (0.01 + 2 * 64 * 64 / 1e4) * 1e-3)
+        assert attend(shape((0, 64), (0, 64))) == pytest.approx(4 * (0.05 + 2 * 64 * 64 / 1e4) * 1e-3)
 
     def test_prefills_and_decodes_add_up(self, tables):
         attend = profiled(tables).measured.attention[None].seconds
@@ -186,6 +187,10 @@ class TestExperts:
         beside = product(4, 128, 64) + product(4, 64, 64) + product(4, 8, 64) + product(4, 64, 64) + product(4, 64, 32)
         assert operators.sparse.at(4) == pytest.approx(beside + elementwise(EXPERTS, 4, 1))
         assert operators.routed.at(8) == pytest.approx(2e-3)
+        # In 8 bits shared experts take half, and the router as long as before.
+        half = profiled(tables, replace(EXPERTS, precision=Precision("fp8"))).measured.operators
+        fewer = 0.5 * (beside - product(4, 8, 64))
+        assert operators.sparse.at(4) - half.sparse.at(4) == pytest.approx(fewer)
         step = shape(*((15, 1),) * 4)
         attention = 2 * profiled(tables).measured.attention[None].seconds(step)
         whole = operators.layer.at(4) + operators.sparse.at(4) + operators.routed.at(4)
