@@ -307,9 +307,9 @@ class Logprob(NamedTuple):
     """(id, log of its share), the likeliest first; the sampled token is among them only if it is that likely."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Done:
-    """One lane of one step is complete.
+    """One lane of one step is complete. Nobody changes it afterwards; not frozen for the reason that `Step` is not.
 
     Times are seconds since the run began; `host` is the host's share of the launch, in seconds. `tokens` holds, for
     each sequence that sampled, the tokens it got (in a backend without tensors every id is 0: only their number

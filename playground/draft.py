@@ -167,7 +167,7 @@ class Draft:
     @property
     def seats(self) -> int:
         """How many more sequences may be admitted."""
-        copying = sum(sequence.state is State.COPYING for sequence in self._rank.limbo.values())
+        copying = sum([sequence.state is State.COPYING for sequence in self._rank.limbo.values()])
         return self.spec.max_seqs - len(self._rank.running) - copying
 
     @property

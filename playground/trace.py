@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from playground.core import Columns, Done, Request, Step
 from playground.scheduler import Ended, Event, Group
 
-FLUSH_SECONDS, FLUSH_SHARE = 5.0, 0.05
+FLUSH_SECONDS, FLUSH_SHARE = 5.0, 0.2
 """Rows are flushed after so many seconds on the run's own clock, or that share of the run where it is more: of a killed
 engine no more is lost, and a simulation, whose hours pass in seconds, does not spend them on tiny batches."""
 

@@ -7,7 +7,7 @@ from itertools import repeat
 from math import inf
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from playground.core import Columns, Slice, Step
+from playground.core import NO_SLICES, Columns, Slice, Step
 from playground.sim.cost import Cost, CostModel, Shape
 from playground.sim.processor import Kernels
 
@@ -90,10 +90,12 @@ class Modelled:
         self._cost = cost
         self._ticking = cost.ticking if isinstance(cost, Ticking) else None
         self._stages = range(stages)
+        self._counted: tuple[Columns, list[Shape]] = (NO_SLICES, [])
+        """The slices that were asked of last, and their shapes: their repetitions are asked of next."""
 
     def of(self, step: Step) -> StepTimes:
         if len(step.lanes) == 1 and not step.copies:
-            shapes = _shapes(step.columns)
+            shapes = self._shapes(step.columns)
             return StepTimes(self._host(shapes), {step.lanes[0]: self._lane(shapes)})
         copied = dict.fromkeys([copy.lane for copy in step.copies])
         lanes = {
@@ -119,19 +121,24 @@ class Modelled:
             times = tuple(max(cost.stage(shape, stage).device_time for shape in shapes) for stage in self._stages)
         return LaneTimes(times, max(map(cost.transfer, shapes)) if len(times) > 1 else 0.0)
 
+    def _shapes(self, slices: Columns) -> list[Shape]:
+        if slices is not self._counted[0]:
+            self._counted = slices, _shapes(slices)
+        return self._counted[1]
+
     def _host(self, shapes: list[Shape]) -> float:
         """Every rank plans for itself, at the same time."""
         return max(map(self._cost.host, shapes), default=0.0)
 
     def repetitions(self, step: Step) -> Iterator[StepTimes]:
-        (lane,), shapes = step.lanes, _shapes(step.columns)
+        (lane,), shapes = step.lanes, self._shapes(step.columns)
         host = self._host(shapes)
         while True:
             shapes = [shape.tick() for shape in shapes]
             yield StepTimes(host, {lane: self._lane(shapes)})
 
     def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
-        shapes = _shapes(step.columns)
+        shapes = self._shapes(step.columns)
         host = self._host(shapes)
         if self._ticking and len(shapes) == 1:
             return zip(repeat(host), self._ticking(shapes[0]))
