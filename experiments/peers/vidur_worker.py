@@ -4,9 +4,9 @@
 
 `trace`: requests as Vidur's trace replay reads them. `tables`: a folder of predictions in Vidur's own format, which its
 own loader reads in place of those it would download: the cost model is warm, and the C++ one, a seventh faster than the
-other. Sarathi on one Llama-3-8B with tp 1, with the metrics that Vidur's own search keeps, neither plots nor a Chrome trace. The last line of stdout is one JSON object:
-CPU seconds of this process and its children (`start_up`: until the first event, `serving`: events and output), and how
-many requests and steps there were.
+other. Sarathi on one Llama-3-8B with tp 1, with the metrics that Vidur's own search keeps, neither plots nor a Chrome
+trace. The last line of stdout is one JSON object: CPU seconds of this process and its children (`start_up`: until the
+first event, `serving`: events and output), and how many requests and steps there were.
 """
 
 from __future__ import annotations
