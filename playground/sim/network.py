@@ -48,13 +48,19 @@ class Network:
 
     def _start(self, transfer: _Transfer) -> None:
         transfer.started = transfer.updated = self._environment.now
+        alone = True
         for port in transfer.ports:
-            self._through.setdefault(port, []).append(transfer)
-        self._share(transfer)
+            through = self._through.setdefault(port, [])
+            alone = alone and not through
+            through.append(transfer)
+        if alone:  # most are: spare them the search for others
+            self._go_on(transfer, 1.0)
+        else:
+            self._share(transfer.ports)
 
-    def _share(self, changed: _Transfer) -> None:
-        """New rates for all who feel that one came or went."""
-        transfers = self._reached(changed.ports)
+    def _share(self, ports: Iterable[Hashable]) -> None:
+        """New rates for all who feel that one came to these ports, or went."""
+        transfers = self._reached(ports)
         for transfer, rate in zip(transfers, max_min([one.ports for one in transfers]), strict=True):
             if rate != transfer.rate:
                 self._go_on(transfer, rate)
@@ -83,7 +89,8 @@ class Network:
             return
         for port in transfer.ports:
             self._through[port].remove(transfer)
-        self._share(transfer)
+        if left := [port for port in transfer.ports if self._through[port]]:
+            self._share(left)
         queue = self._lanes[transfer.lane]
         queue.popleft()
         if queue:
@@ -93,8 +100,8 @@ class Network:
 
 def max_min(transfers: list[tuple[Hashable, ...]]) -> list[float]:
     """The share of their ports' rate that transfers through these ports get, in [0, 1]."""
-    if len(transfers) == 1:
-        return [1.0]
+    if transfers.count(transfers[0]) == len(transfers):  # all through the same ports
+        return [1 / len(transfers)] * len(transfers)
     shares = [inf] * len(transfers)
     users: dict[Hashable, list[int]] = {}
     for index, ports in enumerate(transfers):
