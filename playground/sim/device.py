@@ -26,6 +26,7 @@ _SECONDS = (
     "kernel_latency",
     "expert_latency",
     "dealt_latency",
+    "dealt_packed_latency",
     "quantise_latency",
     "eager_launch",
     "graph_launch",
@@ -75,6 +76,8 @@ class Device:
     """What a layer with experts takes more: routing, sorting and gathering, and start and drain of two more kernels."""
     dealt_latency: float = 1e-5
     """What it takes more where ranks hold experts of their own, and look for the tokens that are theirs."""
+    dealt_packed_latency: float = 5e-5
+    """The same where experts are of 4 bits: their kernels sort out what is a rank's own, and gather nothing else."""
     quantise_latency: float = 1.7e-5
     """What it takes more where tokens are quantised before each of the two 8-bit products."""
     expert_width: int = 120

@@ -308,12 +308,19 @@ class TestExperts:
 
     def test_finding_ones_own_tokens_and_quantising_them_take_longer(self):
         def latency(model=MIXED, **options):
-            device = replace(DEVICE, dealt_latency=7.0, quantise_latency=11.0)
+            device = replace(DEVICE, dealt_latency=7.0, quantise_latency=11.0, dealt_packed_latency=13.0)
             return Roofline(model, device, tp=2, **options)._stages[0].latency
 
         assert latency(ep=2) - latency() == pytest.approx(3 * 7.0)
         assert latency(replace(MIXED, precision=Precision(experts="fp8"))) - latency() == pytest.approx(3 * 11.0)
-        assert latency(replace(MIXED, precision=Precision(experts="int4"))) == latency()
+        four = replace(MIXED, precision=Precision(experts="int4"))
+        assert latency(four) == latency()
+        assert latency(four, ep=2) - latency(four) == pytest.approx(3 * 13.0)
+
+    def test_kernels_of_four_bits_gather_their_own_only(self):
+        four = replace(MIXED, precision=Precision(experts="mxfp4"))
+        gathered = [roofline(model, ep=4, pooling=4)._stages[0].expert_activation for model in (MIXED, four)]
+        assert gathered[0] == pytest.approx(4 * gathered[1])
 
     def test_pooled_tokens_of_other_ranks(self):
         model = roofline(MIXED, ep=4, pooling=4)

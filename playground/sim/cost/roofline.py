@@ -396,7 +396,9 @@ def _experts(layout: Layout, device: Device, layers: int) -> dict[str, float]:
     # Gate and up are written and read, their product is written and read; each pick's hidden state is written by its
     # expert and read to be added up. Picks of other ranks' experts are walked, too, and filled with zeros.
     elements = model.experts.active * (2 * model.hidden + 5 * width)
-    streaming = device.bandwidth * (device.unpack_fraction if model.precision.packed_experts else 1.0)
+    streaming = device.bandwidth
+    if model.precision.packed_experts:
+        elements, streaming = elements / layout.ep, streaming * device.unpack_fraction
     return dict(
         expert_compute=layers * layout.expert_flops / products,
         expert_memory=layers * layout.expert_bytes / streaming,
@@ -406,9 +408,10 @@ def _experts(layout: Layout, device: Device, layers: int) -> dict[str, float]:
 
 def _expert_latency(layout: Layout, device: Device) -> float:
     """Of one layer with routed experts, beyond the bytes."""
-    dealt = device.dealt_latency if layout.ep > 1 else 0.0
-    quantised = device.quantise_latency if layout.model.precision.eight_bit_experts else 0.0
-    return device.expert_latency + dealt + quantised
+    precision = layout.model.precision
+    found = device.dealt_packed_latency if precision.packed_experts else device.dealt_latency
+    quantised = device.quantise_latency if precision.eight_bit_experts else 0.0
+    return device.expert_latency + quantised + (found if layout.ep > 1 else 0.0)
 
 
 def _reduce(layout: Layout, device: Device, layers: int) -> dict[str, float]:
