@@ -5,11 +5,12 @@ from random import Random
 
 import pytest
 
-from playground.core import MAIN, LayerMove, Request, Spec
+from playground.core import MAIN, LayerMove, Request, Spec, Step
 from playground.draft import Draft
 from playground.loop import serve
 from playground.rank import Rank
 from playground.scheduler import Scheduler
+from playground.sequence import Sequence
 from playground.sim.backend import SimBackend
 from playground.sim.capacity import Layout
 from playground.sim.cluster import Cluster
@@ -26,7 +27,7 @@ from policies.composed import Admissions, Composed, Decodes
 from policies.placement import DynaPipe, Static
 from tests.playground.fakes import Log
 from tests.playground.test_cost import DEVICE, MODEL
-from tests.playground.test_sim import part, step
+from tests.playground.test_sim import part
 from tests.playground.test_sim_cluster_system import LINKS
 
 FOUR = replace(MODEL, layers=8, hidden=16)
@@ -40,7 +41,8 @@ def draft(decodes: int, spec: Spec = SPEC, layers=None) -> Draft:
     """One in which so many sequences decode with a context of 4."""
     rank = Rank(0, spec, False, True)
     made = Draft(rank, spec, 0.0, Random(0), (), 1, layers or spec.layers)
-    made._slices = [part(id, 1, start=3) for id in range(decodes)]
+    for id in range(decodes):
+        made._placed.add(Sequence(Request(id, 0.0, 4, 4), 0), 3, 1, True, (), MAIN)
     made._tokens = decodes
     return made
 
@@ -148,7 +150,7 @@ def moving(layers=(4, 4), links=LINKS) -> System:
 
 
 def stages(system: System, planned: float, move=None) -> list[float]:
-    made = replace(step(0, part(0, 1, start=3)), planned=planned, move=move)
+    made = Step(0, 0, planned, (part(0, 1, start=3),), move=move)
     return [work.kernels for work in system.of(made).lanes[MAIN].stages]
 
 
@@ -171,7 +173,7 @@ def test_a_second_move_begins_when_the_first_is_over():
 def test_groups_move_by_themselves():
     system = moving()
     stages(system, 0.0, LayerMove((5, 3), 1))
-    made = replace(step(1, part(0, 1, start=3), group=1), planned=9.0)
+    made = Step(1, 1, 9.0, (part(0, 1, start=3),))
     assert [work.kernels for work in system.of(made).lanes[MAIN].stages] == [4.0, 6.0]
     assert stages(system, 9.0) == [5.0, 5.0]
 
