@@ -27,7 +27,7 @@ Summary = dict[str, Any]
 
 STEP_COLUMNS = (
     "step", "group", "lane", "planned", "started", "finished", "host", "prefill_tokens", "decode_tokens",
-    "blocks_free", "count", "ticks", "stage_started", "stage_finished",
+    "blocks_free", "count", "ticks", "stage_started", "stage_finished", "decided",
 )  # fmt: skip
 SLICE_COLUMNS = ("step", "sequence", "start", "length", "samples", "lane")
 

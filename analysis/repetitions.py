@@ -11,8 +11,9 @@ from analysis.tokens import Array
 def apart(steps: pd.DataFrame, slices: pd.DataFrame, block_size: int) -> pd.DataFrame:
     """`steps` with a row for each repetition. Rows of the same step stay neighbours, in order of time.
 
-    A repetition is planned when the one before is finished, and starts a launch later (`host`). Blocks are taken where
-    a decode's position begins one. Cost: linear in repetitions and in the blocks that they take.
+    A repetition is planned when the trace says it was `decided`, else when the one before is finished, and starts a
+    launch later (`host`), or when the first stage is free. Blocks are taken where a decode's position begins one, and
+    by all that run in turns. Cost: linear in repetitions and in the blocks that they take, but for one sort.
     """
     if len(steps) == 0 or (steps["count"] == 1).all():
         return steps
@@ -21,22 +22,49 @@ def apart(steps: pd.DataFrame, slices: pd.DataFrame, block_size: int) -> pd.Data
     rows = steps.loc[steps.index.repeat(counts)].reset_index(drop=True)
     later = np.ones(len(rows), dtype=bool)
     later[first] = False
-    ends = rows["finished"].to_numpy().copy()
     merged = counts > 1
-    inside = np.repeat(merged, counts)
-    ends[inside] = np.concatenate(steps["ticks"].to_numpy()[merged])
+    ends = _flat(steps, "ticks", merged, rows["finished"])
     before = np.concatenate([[0.0], ends[:-1]])
-    host = rows["host"].to_numpy()
-    return rows.assign(
-        planned=np.where(later, before, rows["planned"]),
-        started=np.where(later, before + host, rows["started"]),
-        finished=ends,
-        blocks_free=rows["blocks_free"].to_numpy() - _taken(steps, slices, block_size, first),
-    )
+    planned = _flat(steps, "decided", steps["decided"].notna().to_numpy(), np.where(later, before, rows["planned"]))
+    rows = rows.assign(planned=planned, finished=ends)
+    started = np.where(later, before + rows["host"].to_numpy(), rows["started"])
+    if (staged := rows["stage_started"].notna().to_numpy()).any():
+        for name in ("stage_started", "stage_finished"):
+            rows[name] = _by_stage(steps[name], counts)
+        started[staged] = [times[0] for times in rows["stage_started"][staged]]
+        if len(rows["stage_started"][staged].iloc[0]) == 1:
+            rows = rows.assign(stage_started=None, stage_finished=None)
+    return rows.assign(started=started, blocks_free=_free(rows, later, _taken(steps, slices, block_size, first)))
+
+
+def _flat(steps: pd.DataFrame, name: str, listed: Array, otherwise: Array | pd.Series) -> Array:
+    """A number for each repetition: from the rows' lists where they are `listed`."""
+    flat = np.array(otherwise, dtype=float)
+    if listed.any():
+        flat[np.repeat(listed, steps["count"].to_numpy())] = np.concatenate(steps[name].to_numpy()[listed])
+    return flat
+
+
+def _by_stage(times: pd.Series, counts: Array) -> list[Array | None]:
+    parts: list[Array | None] = []
+    for row, count in zip(times, counts, strict=True):
+        parts += [None] * count if row is None else list(np.reshape(row, (count, -1)))
+    return parts
+
+
+def _free(rows: pd.DataFrame, later: Array, taken: Array) -> Array:
+    """Free blocks after each repetition: what a group's last row that says so had, less what was taken since."""
+    order = np.lexsort((np.arange(len(rows)), rows["planned"], rows["group"]))
+    known = rows["blocks_free"].to_numpy()[order]
+    gone = np.cumsum(np.where(later, taken, 0)[order])
+    last = np.maximum.accumulate(np.where(later[order], 0, np.arange(len(rows))))
+    free = np.empty(len(rows), dtype=known.dtype)
+    free[order] = known[last] + gone[last] - gone
+    return free
 
 
 def _taken(steps: pd.DataFrame, slices: pd.DataFrame, block_size: int, first: Array) -> Array:
-    """Blocks that the repetitions of each row have taken by then, beyond what its first one took."""
+    """Blocks that each repetition takes; of the first ones, nothing."""
     counts = steps["count"].to_numpy()
     place = pd.Series(np.arange(len(steps)), index=steps["step"].to_numpy())
     merged = slices[slices["step"].isin(steps["step"].to_numpy()[counts > 1])]
@@ -46,5 +74,4 @@ def _taken(steps: pd.DataFrame, slices: pd.DataFrame, block_size: int, first: Ar
     number = np.maximum((counts[row] - 1 - crossing) // block_size + 1, 0)
     nth = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
     at = np.repeat(first[row] + crossing, number) + nth * block_size
-    taken = np.cumsum(np.bincount(at, minlength=counts.sum()))
-    return np.asarray(taken - np.repeat(taken[first] - np.bincount(at, minlength=counts.sum())[first], counts))
+    return np.bincount(at, minlength=counts.sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from inspect import isclass
 from math import inf, isfinite
@@ -34,7 +34,7 @@ from playground.sim.cluster import Cluster
 from playground.sim.contention import TURNS, Gain, Law
 from playground.sim.cost import CostModel
 from playground.sim.device import Device
-from playground.sim.durations import Demanding, Durations, Modelled
+from playground.sim.durations import Demanding, Modelled, Repeating
 from playground.sim.fabric import Fabric
 from playground.sim.links import Links, Sheet
 from playground.sim.migration import blocks_beside_spares
@@ -188,20 +188,19 @@ class Simulated:
         system = System(cost, traffic, manners, shared, shared_experts(plan.model, plan.device, plan.tp), **more)
         if not shared:
             return self._alone(plan, spec, system)
-        # Here a stretch of steps is told step by step: others may come to use the same ports.
-        spec, fabric = replace(spec, repeats=False), Fabric(traffic.cluster, self.contention)
+        fabric = Fabric(traffic.cluster, self.contention)
         if self.uploads == "none":
             return SimBackend(spec, system, build=fabric)
         build = with_uploads(fabric) if self.uploads == "lane" else fabric
         return SimBackend(spec, self._uploaded(plan, system), build=build)
 
-    def _alone(self, plan: Plan, spec: Spec, durations: Durations) -> SimBackend:
+    def _alone(self, plan: Plan, spec: Spec, durations: Repeating) -> SimBackend:
         """Where nobody shares anything but lanes a device."""
         if self.uploads == "none":
             return SimBackend(spec, durations, self.contention)
-        return SimBackend(replace(spec, repeats=False), self._uploaded(plan, durations), self.contention)
+        return SimBackend(spec, self._uploaded(plan, durations), self.contention)
 
-    def _uploaded(self, plan: Plan, durations: Durations) -> Uploaded:
+    def _uploaded(self, plan: Plan, durations: Repeating) -> Uploaded:
         return Uploaded(durations, plan.device, plan.settings.kv.block_size, self.uploads)
 
     def where(self, plan: Plan) -> str:

@@ -45,10 +45,6 @@ class Watched:
     def total(self) -> int | None:
         return self._source.total
 
-    @property
-    def aborts(self) -> bool:
-        return getattr(self._source, "aborts", True)
-
     def due(self) -> float:
         return self._source.due()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Protocol
 
-from playground.core import Done, Spec, Step
+from playground.core import Done, Spec, Step, Turn
 
 
 class Backend(Protocol):
@@ -30,4 +30,18 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Stop workers, free memory. Safe to call twice."""
+        ...
+
+
+class Repeating(Backend, Protocol):
+    """A backend that repeats steps by itself, where `Spec.repeats` holds: see `Step.repeat`.
+
+    It begins no repetition that the caller, coming back from `wait`, might have decided otherwise.
+    """
+
+    def turns(self, group: int, stop: bool) -> list[Turn]:
+        """How far the group's repeated steps are by now, in the order in which their last repetitions were decided.
+
+        `stop`: those that are launched come back when the repetitions that have begun are done.
+        """
         ...

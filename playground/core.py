@@ -223,8 +223,7 @@ class Step:
     `starts` are the requests that no earlier step of this group named, `ends` the sequences that no later one will.
     `dummies` are ranks of a lockstep group that have nothing to do and must take part nevertheless.
     `repeat`: the step may be done up to so many times in a row, every slice one token further each time; how
-    often it was done is `Done.count`. Only a backend whose `Spec.repeats` holds ever sees a repeat above 1. `certain`:
-    nothing that comes while it runs can take back what it does, so that repetitions may be told of when all are done.
+    often it was done is `Done.count`. Only a backend whose `Spec.repeats` holds ever sees a repeat above 1.
     `move`: layers that change their stage.
     """
 
@@ -240,7 +239,6 @@ class Step:
     ends: tuple[int, ...]
     dummies: tuple[int, ...]
     repeat: int
-    certain: bool
     move: LayerMove | None
     lanes: tuple[str, ...]
     """Lanes in use, in order of first use: one `Done` comes back for each."""
@@ -257,7 +255,6 @@ class Step:
         ends: tuple[int, ...] = (),
         dummies: tuple[int, ...] = (),
         repeat: int = 1,
-        certain: bool = False,
         move: LayerMove | None = None,
     ) -> None:
         self.id = id
@@ -272,7 +269,6 @@ class Step:
         self.ends = ends
         self.dummies = dummies
         self.repeat = repeat
-        self.certain = certain
         self.move = move
         lanes = dict.fromkeys(self.columns.lane)
         if copies:
@@ -290,7 +286,7 @@ class Step:
         """The same step with other blocks for each of its slices."""
         columns = Columns(*self.columns[:6], blocks, *self.columns[7:])
         waits = self.copies, self.starts, self.ends, self.dummies
-        return Step(self.id, self.group, self.planned, columns, *waits, self.repeat, self.certain, self.move)
+        return Step(self.id, self.group, self.planned, columns, *waits, self.repeat, self.move)
 
     def columns_of(self, lane: str) -> Columns:
         """Of the slices in one lane."""
@@ -314,8 +310,8 @@ class Done:
     Times are seconds since the run began; `host` is the host's share of the launch, in seconds. `tokens` holds, for
     each sequence that sampled, the tokens it got (in a backend without tensors every id is 0: only their number
     means anything). `ended`: sequences that got their last token. `ticks`: finish times of each repetition when
-    `count` > 1. `stages`: (started, finished) on each pipeline stage where there are several, repetition by
-    repetition. `planned`: when each repetition was decided, where that is not when the one before finished.
+    `count` > 1. `stages`: (started, finished) on each pipeline stage where there are several; of repetitions one
+    after another, where they do not follow from `ticks` and `host`. `planned`: when each of those was decided.
     `logprobs`: one for each of the `tokens` of those sequences that asked for them; traces do not keep them.
     """
 

@@ -9,9 +9,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
-from playground.backend import Backend
+from playground.backend import Backend, Repeating
 from playground.core import Abort, Done, Request, Step
 from playground.scheduler import SEND, Ended, Event, Group, Scheduler
 from playground.workload.source import Source
@@ -42,7 +42,8 @@ class Stuck(RuntimeError):
 
 def serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Recorder) -> None:
     """Serve until the source has nothing due, nothing waits and nothing is in flight."""
-    scheduler.aborts = getattr(source, "aborts", True)
+    if backend.spec.repeats:
+        scheduler.turns = cast(Repeating, backend).turns
     with _little_garbage():
         _serve(source, scheduler, backend, recorder)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
 
 from playground.core import RequestView, Spec
 
@@ -25,13 +24,34 @@ class Load(NamedTuple):
     blocks: int
 
 
+class Loads(Sequence[Load]):
+    """The loads of ranks as they are when somebody looks for the first time: many routers never do."""
+
+    def __init__(self, look: Callable[[], Sequence[Load]], count: int) -> None:
+        self._look = look
+        self._count = count
+        self._seen: Sequence[Load] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> Load: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Load]: ...
+    def __getitem__(self, place: int | slice) -> Load | Sequence[Load]:
+        if self._seen is None:
+            self._seen = self._look()
+        return self._seen[place]
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """What a router sees: the loads as stale as configured (`taken`: when they were), but the present time."""
 
     now: float
     taken: float
-    loads: Seq[Load]
+    loads: Sequence[Load]
     rng: Random
     prefix_hit: Callable[[int], int]
     """Tokens of this prompt that a rank has in its prefix cache, by rank."""

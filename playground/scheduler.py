@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from random import Random
 
-from playground.core import COPY_OUT, Columns, Copy, Done, LayerMove, Request, Slice, Spec, Step
+from playground.core import COPY_OUT, Columns, Copy, Done, LayerMove, Request, Slice, Spec, Step, Turn
 from playground.draft import Draft, Preempted
-from playground.policy import ClusterView, Policy
+from playground.policy import ClusterView, Load, Loads, Policy
 from playground.rank import Rank, prefix_keys
 from playground.reports import Reports, check_reports
 from playground.sequence import Sequence, State
@@ -53,10 +53,16 @@ class Event:
 
 @dataclass(slots=True)
 class Flight:
-    """A step in flight and the lanes of it that have not come back."""
+    """A step in flight, the lanes of it that have not come back, and how far its repetitions are accounted for."""
 
     step: Step
     lanes: set[str]
+    planned: int = 1
+    done: int = 0
+    sequences: list[Sequence] = field(default_factory=list)
+    """Of a step that may be repeated: of its slices."""
+    blocks: dict[int, list[int]] = field(default_factory=dict)
+    """What repetitions took, by slice."""
 
 
 @dataclass(slots=True)
@@ -120,8 +126,8 @@ class Scheduler:
         self._reports = Reports(self.ranks, report_interval, report_steps, report_delay) if late else None
         self._group_of_step: dict[int, Group] = {}
         self._steps = 0
-        self.aborts = True
-        """Whether a client may go away; who knows better may say so before the first step."""
+        self.turns: Callable[[int, bool], list[Turn]] | None = None
+        """Asks a backend that repeats steps how far a group's are, and, if so told, to stop repeating them."""
         self.ended: list[Ended] = []
         """Requests that ended since somebody took this list."""
         self.events: list[Event] = []
@@ -173,6 +179,8 @@ class Scheduler:
             self._finish(Sequence(request, 0), now, "rejected", why)
         elif not self._place(request, now):
             self._held.append(request)
+            for group in self.groups:  # each asks again at every step
+                self._catch_up(group, stop=True)
 
     def impossible(self, request: Request) -> str | None:
         """Why a request could never be served, however idle the system; None if it could."""
@@ -195,13 +203,15 @@ class Scheduler:
         sequence = Sequence(request, rank)
         sequence.keys = self.ranks[rank].keys(request)
         self.sequences[request.id] = sequence
-        self._group_of[rank].starts[request.id] = request
+        group = self._group_of[rank]
+        group.starts[request.id] = request
+        self._catch_up(group, stop=True)
         self.ranks[rank].enqueue(sequence)
         return True
 
     def _ask_for_rank(self, request: Request, now: float) -> int | None:
         reports = self._reports
-        taken, loads = reports.seen(now) if reports else (now, [rank.load() for rank in self.ranks])
+        taken, loads = reports.seen(now) if reports else (now, Loads(self._loads, len(self.ranks)))
 
         def hit(rank: int) -> int:
             pool = self.ranks[rank].pool
@@ -227,6 +237,7 @@ class Scheduler:
         self._pass(now)
         if id in self.sequences:
             sequence = self.sequences[id]
+            self._catch_up(self._group_of[sequence.rank], stop=True)
             self.ranks[sequence.rank].end(sequence)
         else:
             self._held.remove(request)
@@ -252,9 +263,12 @@ class Scheduler:
             self._place_held(now)
         if not self.open(group):
             return None
+        self._catch_up(group)
         drafts = [self._draft(group, rank, now) for rank in group.ranks]
         group.wake = min([draft.wake_at for draft in drafts])
         if all(draft.empty for draft in drafts):
+            if any(draft.preempted or draft.rejected or draft.sent for draft in drafts):
+                self._catch_up(group, stop=True)
             return None
         return self._launch(group, drafts, now)
 
@@ -284,6 +298,7 @@ class Scheduler:
             new.starts[sequence.id] = request
         sequence.rank = rank
         sequence.epoch += 1
+        self._catch_up(new, stop=True)
         self.ranks[rank].enqueue(sequence)
 
     def _launch(self, group: Group, drafts: list[Draft], now: float) -> Step:
@@ -293,10 +308,11 @@ class Scheduler:
         ends, group.ends = tuple(group.ends), []
         computing = {part.rank for part in slices} if self.spec.lockstep else ()
         dummies = tuple(rank.index for rank in group.ranks if rank.index not in computing) if computing else ()
-        repeat = self._repeat(group, drafts, slices, copies) if self.spec.repeats else 1
         move = self._move(group, drafts, now) if self.spec.spare_layers else None
-        certain = not self.aborts
-        step = Step(self._steps, group.index, now, slices, copies, starts, ends, dummies, repeat, certain, move)
+        repeat = self._repeat(group, drafts, slices, copies) if self.spec.repeats else 1
+        if repeat == 1:
+            self._catch_up(group, stop=True)
+        step = Step(self._steps, group.index, now, slices, copies, starts, ends, dummies, repeat, move)
         self._check_limits(step.columns)
         self._steps += 1
         group.ordinal += 1
@@ -339,53 +355,126 @@ class Scheduler:
             if start < sequence.target:
                 sequence.recomputed += min(start + length, sequence.target) - start
 
-    def _repeat(self, group: Group, drafts: list[Draft], slices: tuple[Slice, ...], copies: tuple[Copy, ...]) -> int:
-        """How often the step may be repeated with the same outcome: nothing but decodes, and blocks for all.
+    # --- repetitions
 
-        Only where there is one group: another one's steps would end nearly every stretch, and could send work here.
-        """
-        if len(self.ranks) > 1 or self.limit > 1 or copies:
+    def _repeat(
+        self,
+        group: Group,
+        drafts: list[Draft],
+        slices: tuple[Slice, ...],
+        copies: tuple[Copy, ...],
+    ) -> int:
+        """How often the step may be repeated with the same outcome: nothing but decodes, and blocks for all."""
+        if copies or self.limit > self.spec.stages or self._held or self._reports:
             return 1
-        draft = drafts[0]
-        if draft.preempted or draft.rejected or draft.sent or draft.wake_at < inf or draft.tokens != len(slices):
-            return 1
+        for draft in drafts:
+            if draft.preempted or draft.rejected or draft.sent or draft.move or draft.wake_at < inf:
+                return 1
         lane = slices[0].lane
         for part in reversed(slices):  # who came last is the likeliest to prefill
             if part.length != 1 or not part.samples or part.drafted or part.lane != lane:
                 return 1
-        promised = self.policy.steady(draft)
-        return 1 + self._ticks(slices, promised, group.ranks[0]) if promised > 0 else 1
+        promised = min(map(self.policy.steady, drafts))
+        return 1 + self._most_ticks(group, slices, promised) if promised > 0 else 1
 
-    def _ticks(self, slices: tuple[Slice, ...], most: int, rank: Rank) -> int:
+    def _most_ticks(self, group: Group, slices: tuple[Slice, ...], most: int) -> int:
+        """Of those up to `most`, how many more decodes of all that run there is memory for."""
         sequences = [self.sequences[part.sequence] for part in slices]
         most = min(most, min([sequence.max_tokens - sequence.promised for sequence in sequences]))
-        return _ticks_that_fit(sequences, most, rank.pool.free, self.spec.block_size)
+        size = self.spec.block_size
+        if self.spec.stages == 1 and len(group.ranks) == 1:
+            return _ticks_that_fit(sequences, most, group.ranks[0].pool.free, size)
+        for rank in group.ranks:
+            # Those in flight may be one repetition ahead of these.
+            most = _ticks_that_fit(list(rank.running.values()), most + 1, rank.pool.free, size) - 1
+        return max(most, 0)
+
+    def _catch_up(self, group: Group, stop: bool = False) -> None:
+        """Account for what the backend repeated meanwhile; `stop`: something changes, so that it repeats no more."""
+        if self.turns and group.flights and (turns := self.turns(group.index, stop)):
+            self._repeated(group, turns)
+
+    def _loads(self) -> list[Load]:
+        for group in self.groups:
+            self._catch_up(group)
+        return [rank.load() for rank in self.ranks]
+
+    def _repeated(self, group: Group, turns: list[Turn]) -> None:
+        """As if each repetition had been planned and committed by itself.
+
+        The flights took turns, so that who was decided last says when all others were; blocks are taken in that order.
+        """
+        flights = [group.flights[turn.step] for turn in turns]
+        for flight in flights:
+            if not flight.sequences:
+                flight.sequences = [self.sequences[id] for id in flight.step.columns.sequence]
+        extras = [turn.planned - flight.planned for turn, flight in zip(turns, flights, strict=True)]
+        self._take_blocks(flights, extras)
+        group.ordinal += sum(extras)
+        last = group.ordinal - len(turns) + 1
+        for place, (turn, flight, extra) in enumerate(zip(turns, flights, extras, strict=True)):
+            done = turn.done - flight.done
+            for sequence in flight.sequences:
+                sequence.launched += extra
+                sequence.promised += extra
+                sequence.length += extra
+                sequence.returned += done
+                if extra:
+                    sequence.step = last + place
+            flight.planned, flight.done = turn.planned, turn.done
+            if extra and len(group.flights) > 1:  # oldest first
+                group.flights[turn.step] = group.flights.pop(turn.step)
+
+    def _take_blocks(self, flights: list[Flight], extras: list[int]) -> None:
+        crossings = _block_crossings([flight.sequences for flight in flights], extras, self.spec.block_size)
+        by_rank: dict[int, list[tuple[int, int]]] = {}
+        for _, turn, place in crossings:
+            by_rank.setdefault(flights[turn].sequences[place].rank, []).append((turn, place))
+        for rank, takers in by_rank.items():
+            for (turn, place), block in zip(takers, self.ranks[rank].pool.allocate(len(takers)), strict=True):
+                flights[turn].sequences[place].blocks.append(block)
+                flights[turn].blocks.setdefault(place, []).append(block)
 
     # --- completions
 
     def commit(self, done: Done) -> Step:
         """Take back one lane of a step; the step it belonged to, with the blocks that its repetitions took."""
-        group, flight = self._flight(done)
-        step = flight.step
+        group = self._group_of_step.get(done.step)
+        if group is None:
+            raise ValueError(f"step {done.step} is not in flight")
         if self._reports:
             self._reports.passing(done.finished)
+        self._catch_up_with(group, done)
+        flight = self._flight(group, done)
+        step = flight.step
         flight.lanes.remove(done.lane)
         if not flight.lanes:
             del group.flights[step.id], self._group_of_step[step.id]
-        if done.count > 1:
-            step = self._commit_ticks(done, step)
-        self._commit_slices(step, done)
+        self._commit_slices(flight, done)
         for copy in step.copies:
             if copy.lane == done.lane:
                 self._commit_copy(copy, done.finished)
         if self._reports and not flight.lanes:
             self._reports.stepped(group.ranks, done.finished)
-        return step
+        return _with_blocks(flight) if flight.blocks else step
 
-    def _flight(self, done: Done) -> tuple[Group, Flight]:
-        group = self._group_of_step.get(done.step)
-        if group is None:
-            raise ValueError(f"step {done.step} is not in flight")
+    def _catch_up_with(self, group: Group, done: Done) -> None:
+        """Of all steps in flight, what comes back was decided first; its last repetition is committed with it.
+
+        That a step comes back is what those that take turns with it were promised, if none of its sequences ends.
+        """
+        if not self.turns:
+            turns = []
+        else:
+            copied = group.flights[done.step].step.copies
+            stop = bool(done.ended or copied or any(rank.limbo for rank in group.ranks))
+            turns = self.turns(group.index, stop)
+        if done.count > 1:
+            turns.insert(0, Turn(done.step, done.count, done.count - 1))
+        if turns:
+            self._repeated(group, turns)
+
+    def _flight(self, group: Group, done: Done) -> Flight:
         flight = group.flights[done.step]
         if done.lane not in flight.lanes:
             raise ValueError(f"step {done.step} has no lane {done.lane} in flight")
@@ -394,9 +483,10 @@ class Scheduler:
                 break
             if done.lane in other.lanes:
                 raise ValueError(f"step {done.step} came back before step {id} of the same lane, {done.lane}")
-        return group, flight
+        return flight
 
-    def _commit_slices(self, step: Step, done: Done) -> None:
+    def _commit_slices(self, flight: Flight, done: Done) -> None:
+        step, known = flight.step, flight.done
         ended, tokens, due, one_lane = set(done.ended), done.tokens, done.count, len(step.lanes) == 1
         first = done.ticks[0] if done.ticks else done.finished
         for part, sequence in zip(step.slices, map(self.sequences.get, step.columns.sequence), strict=True):
@@ -413,7 +503,7 @@ class Scheduler:
                 count = len(tokens.get(id, ()))
                 if count != due or drafted:
                     self._take_off(sequence, part, done, count)
-                sequence.returned += count
+                sequence.returned += count - known
                 if sequence.first_token is None:
                     sequence.first_token = first
             if id in ended:
@@ -440,22 +530,6 @@ class Scheduler:
         sequence.length -= surplus
         sequence.launched -= surplus
 
-    def _commit_ticks(self, done: Done, step: Step) -> Step:
-        """The repetitions after the first: as if each had been planned, with blocks taken in the same order."""
-        extra = done.count - 1
-        sequences = [self.sequences[part.sequence] for part in step.slices]
-        pool, size = self.ranks[step.slices[0].rank].pool, self.spec.block_size
-        blocks: list[tuple[int, ...]] = [part.blocks for part in step.slices]
-        crossings = _block_crossings(sequences, extra, size)
-        for (_, place), block in zip(crossings, pool.allocate(len(crossings)), strict=True):
-            sequences[place].blocks.append(block)
-            blocks[place] += (block,)
-        for sequence in sequences:
-            sequence.launched += extra
-            sequence.promised += extra
-            sequence.length += extra
-        return step.with_blocks(tuple(blocks)) if crossings else step
-
     def _commit_copy(self, copy: Copy, now: float) -> None:
         rank = self.ranks[copy.rank]
         sequence = rank.limbo[copy.sequence]
@@ -477,16 +551,26 @@ def _state(victim: Preempted) -> str:
     return f"returned={sequence.returned} freed={victim.freed}"
 
 
-def _block_crossings(sequences: list[Sequence], ticks: int, size: int) -> list[tuple[int, int]]:
-    """(tick, place) of every block that `ticks` more decodes of each sequence need, in the order stepping takes them.
+def _with_blocks(flight: Flight) -> Step:
+    """The step with the blocks that its repetitions took."""
+    blocks = list(flight.step.columns.blocks)
+    for place, taken in flight.blocks.items():
+        blocks[place] += tuple(taken)
+    return flight.step.with_blocks(tuple(blocks))
 
-    A sequence with `launched` tokens of KV computes positions launched .. launched + ticks - 1.
+
+def _block_crossings(turns: list[list[Sequence]], ticks: list[int], size: int) -> list[tuple[int, int, int]]:
+    """(when, turn, place) of every block that `ticks` more decodes of the sequences of each turn need.
+
+    In the order in which stepping takes them: last came the last tick of the last turn, before it that of the turn
+    before, and so on. A sequence with `launched` tokens of KV computes positions launched .. launched + ticks - 1.
     """
-    crossings: list[tuple[int, int]] = []
-    for place, sequence in enumerate(sequences):
-        first = len(sequence.blocks) * size - sequence.launched
-        if first < ticks:
-            crossings.extend([(tick, place) for tick in range(first, ticks, size)])
+    crossings: list[tuple[int, int, int]] = []
+    for turn, (sequences, count) in enumerate(zip(turns, ticks, strict=True)):
+        for place, sequence in enumerate(sequences):
+            first = len(sequence.blocks) * size - sequence.launched
+            if first < count:
+                crossings += [((tick - count) * len(turns) + turn, turn, place) for tick in range(first, count, size)]
     crossings.sort()
     return crossings
 

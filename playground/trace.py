@@ -50,8 +50,9 @@ STEPS = pa.schema(
         "preempted": _I,  # victims since the group's last step
         "count": _I,  # repetitions that this row stands for
         "ticks": pa.list_(_F),  # when each of them finished, if several
-        "stage_started": pa.list_(_F),  # null with one stage
+        "stage_started": pa.list_(_F),  # null with one stage, unless something is to be said of each repetition
         "stage_finished": pa.list_(_F),
+        "decided": pa.list_(_F),  # when each repetition was; null where that was at the end of the one before
     }
 )
 SLICES = pa.schema(
@@ -369,6 +370,7 @@ def _step_row(done: Done, step: Step, queues: tuple[Any, ...]) -> tuple[Any, ...
         done.ticks or None,
         [started for started, _ in done.stages] or None,
         [finished for _, finished in done.stages] or None,
+        done.planned or None,
     )
 
 
@@ -439,22 +441,35 @@ def read(run: Path | str, table: str, columns: list[str] | None = None) -> pa.Ta
 
 
 def expand(run: Path | str, block_size: int) -> tuple[pa.Table, pa.Table]:
-    """Steps and slices of a run with rows for every repetition, numbered as if each had been a step of its own."""
+    """Steps and slices of a run with rows for every repetition, numbered as if each had been a step of its own.
+
+    In the order in which they were decided, by group where that was at the same time.
+    """
     slices: dict[int, list[dict[str, Any]]] = {}
     for part in read(run, "slices").to_pylist():
         slices.setdefault(part["step"], []).append(part)
+    steps: dict[int, list[dict[str, Any]]] = {}  # each with its lanes in order of commits
+    for row in read(run, "steps").to_pylist():
+        steps.setdefault(row["step"], []).append(row)
+    ticks = [(*_decided(rows[0], tick), id, tick) for id, rows in steps.items() for tick in range(rows[0]["count"])]
     step_rows: list[dict[str, Any]] = []
     slice_rows: list[dict[str, Any]] = []
-    shift = 0
-    for row in sorted(read(run, "steps").to_pylist(), key=lambda row: row["step"]):
-        parts = slices.pop(row["step"], [])  # once, with the first lane's row
-        for tick in range(row["count"]):
-            number = {"step": row["step"] + shift + tick}
-            ticked = [_slice_at(part, tick, row["count"], block_size) | number for part in parts]
-            slice_rows += ticked
-            step_rows.append(_step_at(row, tick, step_rows[-1:], ticked) | number)
-        shift += row["count"] - 1
+    before: dict[int, dict[str, Any]] = {}
+    for number, (_, group, id, tick) in enumerate(sorted(ticks)):
+        count = steps[id][0]["count"]
+        parts = [_slice_at(part, tick, count, block_size) | {"step": number} for part in slices.get(id, [])]
+        rows = [_step_at(row, tick, before.get(group), parts) | {"step": number} for row in steps[id]]
+        before[group] = rows[-1]
+        step_rows += rows
+        slice_rows += parts
     return pa.Table.from_pylist(step_rows, STEPS), pa.Table.from_pylist(slice_rows, SLICES)
+
+
+def _decided(row: dict[str, Any], tick: int) -> tuple[float, int]:
+    """When a repetition of a row was, and of which group."""
+    if row["decided"]:
+        return row["decided"][tick], row["group"]
+    return row["ticks"][tick - 1] if tick else row["planned"], row["group"]
 
 
 def _slice_at(part: dict[str, Any], tick: int, count: int, block_size: int) -> dict[str, Any]:
@@ -471,23 +486,35 @@ def _slice_at(part: dict[str, Any], tick: int, count: int, block_size: int) -> d
 
 
 def _step_at(
-    row: dict[str, Any], tick: int, before: list[dict[str, Any]], slices: list[dict[str, Any]]
+    row: dict[str, Any], tick: int, before: dict[str, Any] | None, slices: list[dict[str, Any]]
 ) -> dict[str, Any]:
+    """`before`: the group's last step. A host plans one step after another."""
     if row["count"] == 1:
         return row
-    once = row | {"finished": row["ticks"][tick], "count": 1, "ticks": None}
+    stages = len(row["stage_started"] or ()) // row["count"]
+    window = slice(tick * stages, (tick + 1) * stages)
+    started, finished = (row[name] and row[name][window] for name in ("stage_started", "stage_finished"))
+    once = row | {
+        "finished": row["ticks"][tick],
+        "count": 1,
+        "ticks": None,
+        "stage_started": started if stages > 1 else None,
+        "stage_finished": finished if stages > 1 else None,
+        "decided": None,
+    }
     if tick == 0:
         return once
-    planned = row["ticks"][tick - 1]
-    launched = planned + row["host"]
+    assert before is not None
+    planned, _ = _decided(row, tick)
+    launched = max(planned, before["launched"]) + row["host"]
     return once | {
         "planned": planned,
         "launched": launched,
-        "started": launched,
+        "started": started[0] if started else launched,
         "prefill_tokens": 0,
         "decode_tokens": len(slices),
         "context_tokens": sum(part["start"] for part in slices),
-        "blocks_free": before[0]["blocks_free"] - sum(len(part["blocks"]) for part in slices),
+        "blocks_free": before["blocks_free"] - sum(len(part["blocks"]) for part in slices),
         "preempted": 0,
     }
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from playground.draft import Draft
 from policies.composed import FOREVER, Admissions, Chunks, Decodes, Phase, Running
@@ -29,7 +28,6 @@ class Static:
     """
 
     batch: int = 16
-    steady: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _positive(batch=self.batch)
@@ -41,6 +39,9 @@ class Static:
         if not draft.tokens:
             yield Decodes()
 
+    def steady(self, draft: Draft) -> int:
+        return FOREVER
+
 
 @dataclass(frozen=True, slots=True)
 class Orca:
@@ -51,7 +52,6 @@ class Orca:
     """
 
     batch: int = 16
-    steady: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _positive(batch=self.batch)
@@ -60,6 +60,9 @@ class Orca:
         yield Decodes(self.batch)
         yield Chunks()
         yield Admissions(rows=self.batch - draft.rows, whole=True)
+
+    def steady(self, draft: Draft) -> int:
+        return self.batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,6 @@ class PrefillFirst:
     """
 
     tokens: int = 4096
-    steady: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _positive(tokens=self.tokens)
@@ -80,6 +82,9 @@ class PrefillFirst:
         yield Admissions(self.tokens - draft.tokens, whole=True)
         if not draft.tokens:
             yield Decodes()
+
+    def steady(self, draft: Draft) -> int:
+        return FOREVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,6 @@ class Unified:
 
     tokens: int = 2048
     long_prefill_threshold: int = 0
-    steady: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _positive(tokens=self.tokens)
@@ -109,6 +113,9 @@ class Unified:
         if not draft.preempted:
             yield Admissions(self.tokens - draft.tokens, each=each)
 
+    def steady(self, draft: Draft) -> int:
+        return FOREVER
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkedPrefill:
@@ -119,7 +126,6 @@ class ChunkedPrefill:
     """
 
     tokens: int = 2048
-    steady: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _positive(tokens=self.tokens)
@@ -128,6 +134,9 @@ class ChunkedPrefill:
         yield Decodes()
         yield Chunks(self.tokens - draft.tokens)
         yield Admissions(self.tokens - draft.tokens)
+
+    def steady(self, draft: Draft) -> int:
+        return FOREVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +161,6 @@ class TokenThrottling:
     kv_threshold: float = 0.05
     wt: bool = True
     ut: bool = True
-    steady: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_throttle(self.max_prefill, self.min_prefill, self.spread, self.kv_threshold)
@@ -174,6 +182,9 @@ class TokenThrottling:
                 return 0
             wanted = min(wanted, self.max_prefill * _headroom(free, self.kv_threshold))
         return int(max(wanted, self.min_prefill))
+
+    def steady(self, draft: Draft) -> int:
+        return -(-len(draft.running) // draft.spec.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +210,8 @@ class TokenThrottling2025:
     wt: bool = True
     ut: bool = True
 
-    @property
-    def steady(self) -> bool:
-        return True  # with one stage, where alone stretches are skipped, no random number is drawn
+    def steady(self, draft: Draft) -> int:
+        return FOREVER if draft.spec.stages == 1 else 0  # elsewhere it draws a random number at every step
 
     def __post_init__(self) -> None:
         _check_throttle(self.max_prefill, self.min_prefill, self.spread, self.kv_threshold)

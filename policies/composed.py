@@ -76,8 +76,9 @@ class Budget(Protocol):
     """What one step is made of.
 
     The phases are carried out one by one while the iterator is suspended, so that a budget may look at the draft in
-    between (`draft.tokens`: placed so far; `draft.preempted`). A budget that keeps no state from step to step may say
-    `steady = True`: then quiet stretches are simulated in one go.
+    between (`draft.tokens`: placed so far; `draft.preempted`). A budget that decides by the present draft alone may say
+    so in `steady(draft)`, by the most decodes it would put into a step while nothing but decodes tick (0: it would not
+    serve all that are ready): then quiet stretches are simulated in one go.
     """
 
     def phases(self, draft: Draft) -> Iterator[Phase]: ...
@@ -161,11 +162,20 @@ class Composed:
         return self.overlap.outstanding(spec)
 
     def steady(self, draft: Draft) -> int:
-        """All that run were decoding and were served, and nobody else can come in before one of them ends."""
-        if not getattr(self.budget, "steady", False) or not self.overlap.steady or draft.partial:
+        """All that run are decoding and were served, and nobody else can come in before one of them ends.
+
+        In a pipeline the steps in flight take turns: each comes back to find its own sequences ready and no others.
+        """
+        if not (steady := getattr(self.budget, "steady", None)) or draft.partial or draft.layers:
             return 0
-        closed = draft.seats < 1 or not draft.waiting
-        return FOREVER if closed and draft.tokens == len(draft.running) == len(draft.decoding) else 0
+        if not self.overlap.steady:
+            return 0
+        if draft.tokens != len(draft.decoding) or (draft.waiting and draft.seats > 0):
+            return 0
+        rows = [step.columns.rank.count(draft.rank) for step in draft.in_flight]
+        if draft.tokens + sum(rows) != len(draft.running):
+            return 0
+        return FOREVER if max(rows, default=draft.tokens) <= steady(draft) else 0
 
     def fill(self, draft: Draft) -> None:
         for phase in self.budget.phases(draft):

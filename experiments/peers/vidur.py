@@ -156,9 +156,6 @@ class AsVidur:
         shape = _iteration(step, self._prompts).shape
         return StepTimes(0.0, {step.lanes[0]: LaneTimes((self._cost.stage(shape, 0).device_time,))})
 
-    def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
-        raise NotImplementedError("the replay looks at every iteration: its spec allows no repeats")
-
 
 def replay(requests: Iterable[Request], durations: Durations) -> Replay:
     """Our Sarathi on these requests: no run-ahead, no host time, every iteration by itself."""

@@ -169,9 +169,6 @@ class Recorded:
     def of(self, step: Step) -> StepTimes:
         return StepTimes(self._hosts[step.id], self._lanes[step.id])
 
-    def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
-        raise RuntimeError("a replay does not merge steps")
-
 
 def _lane_times(commit: Commit, group: int, free: dict[tuple[int, str, int], float]) -> LaneTimes:
     times, reached = [], commit.launched

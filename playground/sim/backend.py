@@ -6,31 +6,41 @@ It knows durations, not tensors: a sampled token is the number 0, and a sequence
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappush
 from itertools import compress, islice
 from math import inf
 from operator import sub
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from simpy.core import Environment
-from simpy.events import Timeout
+from simpy.events import NORMAL, URGENT, Event, EventPriority
 
-from playground.core import COPY_IN, COPY_OUT, Columns, Done, Request, Spec, Step
+from playground.core import COPY_IN, COPY_OUT, Columns, Done, Request, Spec, Step, Turn
 from playground.sim.contention import APART, TURNS, Law
-from playground.sim.durations import Durations, LaneTimes, StepTimes
+from playground.sim.durations import Durations, LaneTimes, Repeating, StepTimes
 from playground.sim.processor import Finished, Processor
 
 _TOKEN = (0,)
 
 
 class _Clock(Environment):
-    """SimPy's, but that it can be set: `run(until)` ends at now + (until - now), which may be a rounding away."""
+    """SimPy's, but that times are set as they are: now + (time - now) may be a rounding away."""
 
     def advance(self, until: float) -> None:
-        while self.peek() < until:
+        """Everything before `until`, and what is to begin then."""
+        queue = self._queue
+        while queue and queue[0][:2] < (until, NORMAL):
             self.step()
         self._now = until
+
+    def at(self, time: float, do: Callable[[], None], priority: EventPriority = URGENT) -> None:
+        event = Event(self)
+        event._ok, event._value, event.callbacks = True, None, [lambda _: do()]
+        heappush(self._queue, (time, priority, next(self._eid), event))
 
 
 class _Launched(NamedTuple):
@@ -39,10 +49,22 @@ class _Launched(NamedTuple):
     host: float
 
 
-class _Stretch(NamedTuple):
-    done: Done
-    step: Step
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A step that is repeated without anybody being asked."""
+
+    launched: _Launched
+    lane: str
+    visits: list[tuple[float, float]]
+    """(started, finished) on each stage, repetition by repetition; of a lone stage in the first one."""
+    most: int
+    """Repetitions that there may be."""
+    times: Iterator[Any]
     ticks: list[float]
+    """When repetitions finish; on a lone stage also those to come, until something may be due."""
+    planned: list[float]
+    host: float = 0.0
+    """Of every repetition."""
 
 
 class Resource(Protocol):
@@ -74,6 +96,8 @@ class SimBackend:
         law: Law = TURNS,
         build: Callable[[Environment, Spec], Machine] | None = None,
     ) -> None:
+        if spec.repeats and not isinstance(durations, Repeating):
+            raise ValueError(f"{type(durations).__name__} cannot repeat steps: set Spec.repeats to False")
         self.spec = spec
         self._durations = durations
         self._environment = _Clock()
@@ -83,11 +107,17 @@ class SimBackend:
         """Until when the host of each group is busy planning."""
         self._last: list[dict[int, int]] = [{} for _ in spec.groups]
         """Length of each sequence of each group when it samples its last token."""
-        self._ready: deque[tuple[Done, Step]] = deque()
-        self._held: _Stretch | None = None
-        """Repetitions that are done but for the last, which something came in the middle of."""
-        self._launched = self._answered = -1
-        """The last step that was launched, and the last one that had been when `wait` answered last."""
+        self._ready: deque[Done] = deque()
+        self._exact = build is None and spec.stages == 1
+        """Nobody else uses a group's only stage: when repetitions finish can be added up."""
+        self._lone = len(spec.groups) == 1
+        self._runs: list[dict[int, _Run]] = [{} for _ in spec.groups]
+        """By step; who was decided last comes last."""
+        self._launched = -1
+        self._settled = [-1 for _ in spec.groups]
+        """Steps up to this one are not repeated any more."""
+        self._until = -inf
+        """When the caller may decide otherwise; as long as it waits."""
 
     def now(self) -> float:
         return float(self._environment.now)
@@ -100,46 +130,43 @@ class SimBackend:
             last[request.id] = request.prompt_length + _output_length(request) - 1
         self._launched = step.id
         times = self._durations.of(step)
-        if len(self._hosts) == 1:
+        if self._lone:
             self._advance(self.now() + times.host)
             self._begin(_Launched(step, self.now(), times.host), times)
         else:
-            self._plan(step, times)
+            begins = self._plan(step.group, self.now(), times.host)
+            self._begin_at(_Launched(step, begins, times.host), times)
 
-    def _plan(self, step: Step, times: StepTimes) -> None:
+    def _plan(self, group: int, planned: float, host: float) -> float:
         """Each group has a host of its own, which plans one step after another: those of others need not wait."""
-        begins = max(self.now(), self._hosts[step.group]) + times.host
-        self._hosts[step.group] = begins
-        launched = _Launched(step, begins, times.host)
-        if begins <= self.now():
+        self._hosts[group] = begins = max(planned, self._hosts[group]) + host
+        return begins
+
+    def _begin_at(self, launched: _Launched, times: StepTimes) -> None:
+        if launched.launched <= self.now():
             self._begin(launched, times)
-            return
-        timer = Timeout(self._environment, begins - self.now())
-        assert timer.callbacks is not None
-        timer.callbacks.append(lambda _: self._begin(launched._replace(launched=self.now()), times))
+        else:
+            self._environment.at(launched.launched, lambda: self._begin(launched, times))
 
     def _begin(self, launched: _Launched, times: StepTimes) -> None:
         for lane in launched.step.lanes:
             _Journey(self, launched, lane, times.lanes[lane]).begin()
 
     def wait(self, until: float = inf) -> Done | None:
-        if self._held:
-            return self._go_on(self._held, until)
-        environment = self._environment
-        while not self._ready:
+        environment, ready = self._environment, self._ready
+        self._until = until
+        while not ready:
             following = environment.peek()
             if following > until:
                 self._advance(until)
-                self._answered = self._launched
-                return None
+                break
             if following == inf:
                 raise RuntimeError("nothing is in flight and no time to wait for")
             environment.step()
-        done, step = self._ready.popleft()
-        # Whatever was answered since its launch, the caller may have changed its mind.
-        quiet = step.id > self._answered
-        self._answered = self._launched
-        return self._repeat(done, step, until) if quiet and step.repeat > 1 else done
+        self._until = -inf
+        if self._lone and self._runs[0]:
+            self._advance(self._planned_until())
+        return ready.popleft() if ready else None
 
     def close(self) -> None:
         """Nothing to stop."""
@@ -151,81 +178,144 @@ class SimBackend:
 
     # --- completions
 
-    def _complete(self, launched: _Launched, lane: str, times: list[tuple[float, float]]) -> None:
+    def _complete(self, launched: _Launched, lane: str, visits: list[tuple[float, float]]) -> None:
         step = launched.step
+        if step.repeat > 1 and (step.id > self._settled[step.group] or step.id in self._runs[step.group]):
+            self._repeat(launched, lane, visits)
+        else:
+            self._deliver(launched, lane, visits)
+
+    def _deliver(
+        self,
+        launched: _Launched,
+        lane: str,
+        visits: Sequence[tuple[float, float]],
+        ticks: Sequence[float] = (),
+        planned: Sequence[float] = (),
+    ) -> None:
+        step, count = launched.step, len(ticks) or 1
         slices = step.columns_of(lane)
         done = Done(
             step.id,
             lane,
             launched.launched,
-            times[0][0],
-            times[-1][1],
-            dict.fromkeys(compress(slices.sequence, slices.samples), _TOKEN),
-            self._ended(step.group, slices),
+            visits[0][0],
+            ticks[-1] if ticks else visits[-1][1],
+            dict.fromkeys(compress(slices.sequence, slices.samples), _TOKEN * count),
+            self._ended(step.group, slices, count - 1),
             launched.host,
-            stages=tuple(times) if len(times) > 1 else (),
+            count,
+            tuple(ticks) if count > 1 else (),
+            tuple(visits) if len(visits) > 1 else (),
+            tuple(planned) if count > 1 else (),
         )
-        self._ready.append((done, step))
+        self._ready.append(done)
 
-    def _ended(self, group: int, slices: Columns, ticks: int = 0) -> tuple[int, ...]:
+    def _ended(self, group: int, slices: Columns, ticks: int) -> tuple[int, ...]:
         """Which sequences got their last token, so many repetitions later. A slice beyond that came too late."""
         lasts = map(self._last[group].get, slices.sequence)
         parts = zip(slices.sequence, lasts, slices.start, slices.length, slices.samples, strict=True)
         return tuple([id for id, last, start, length, samples in parts if last == start + length + ticks and samples])
 
-    # --- quiet stretches
+    # --- repetitions: what the caller would decide anyway
+    #
+    # A step goes on until one of its sequences ends, its repetitions are used up, or the caller may think otherwise: a
+    # repetition is begun only before `_until`, and of a group that was not stopped. All times are those of stepping.
 
-    def _repeat(self, done: Done, step: Step, until: float) -> Done | None:
-        """Go on with the same decodes until a sequence ends, something else happens, or `until` would be passed.
+    def turns(self, group: int, stop: bool) -> list[Turn]:
+        """How far the group's repeated steps are, in the order in which their last repetitions were decided.
 
-        Only exactly what stepping would do: a repetition that does not end before the next event is left to the
-        loop, which may decide otherwise; but one that has begun at `until` nobody can take back if it is `certain`.
+        `stop`: whatever runs is carried to the end of its repetition, and comes back then.
         """
-        if done.ended or self._ready:
-            return done
-        slices = step.columns
-        lasts = map(self._last[step.group].__getitem__, slices.sequence)
-        most = min(step.repeat, min(map(sub, lasts, slices.start)))  # each of them one token long
-        following = self._environment.peek()
-        finish = done.finished
-        ticks = [finish]
-        for host, work in islice(self._durations.ticks(step), most - 1):
+        runs = self._runs[group]
+        if stop:
+            self._settled[group] = self._launched
+        if not self._exact:
+            return [Turn(step, len(run.planned), len(run.ticks)) for step, run in runs.items()]
+        turns = []
+        for step, run in runs.items():
+            done = bisect_left(run.ticks, self.now())
+            if stop and done + 1 < len(run.ticks):
+                del run.ticks[done + 1 :]
+                self._reach(run)
+            turns.append(Turn(step, done + 1, done))
+        return turns
+
+    def _repeat(self, launched: _Launched, lane: str, visits: list[tuple[float, float]]) -> None:
+        step, finish = launched.step, visits[-1][1]
+        runs = self._runs[step.group]
+        run = runs.pop(step.id, None)
+        if run is None:
+            lasts = map(self._last[step.group].__getitem__, step.columns.sequence)
+            most = min(step.repeat, min(map(sub, lasts, step.columns.start)))  # each of them one token long
+            durations = cast(Repeating, self._durations)
+            times: Iterator[Any] = durations.ticks(step) if self._exact else durations.repetitions(step)
+            run = _Run(launched, lane, [], most, times, [], [step.planned])
+        run.ticks.append(finish)
+        run.visits += visits
+        planned = max(finish, self._hosts[step.group]) if self._lone else finish
+        if not self._goes_on(run, planned):
+            self._deliver(run.launched, lane, run.visits, run.ticks, run.planned)
+            return
+        runs[step.id] = run
+        if self._exact:
+            self._add_up(run)
+        else:
+            self._go_on(run, planned)
+
+    def _goes_on(self, run: _Run, planned: float) -> bool:
+        """Whether another repetition is begun, decided at `planned`."""
+        step = run.launched.step
+        quiet = planned < self._until and not self._ready and step.id > self._settled[step.group]
+        return quiet and len(run.ticks) < run.most
+
+    def _go_on(self, run: _Run, planned: float) -> None:
+        """Once more through the stages."""
+        run.planned.append(planned)
+        times = next(run.times)
+        begins = self._plan(run.launched.step.group, planned, times.host)
+        self._begin_at(run.launched._replace(launched=begins), times)
+
+    def _add_up(self, run: _Run) -> None:
+        """On to the first repetition that ends when the caller may have decided otherwise, or to the last."""
+        # Of what happens at the same time in other groups the order does not matter; in its own it does.
+        following = self._environment.peek() if self._lone else inf
+        finish, until, ticks = run.ticks[-1], self._until, run.ticks
+        for host, work in islice(run.times, run.most - len(ticks)):
             finish += host
             finish += work
-            if finish >= following or (finish > until and not step.certain):
+            if finish >= following:
+                run.most = len(ticks)
                 break
+            run.host = host
             ticks.append(finish)
-            if finish > until:
-                self._held = _Stretch(done, step, ticks)
-                return self._go_on(self._held, until)
-        return self._merged(done, step, ticks)
+            if finish >= until:
+                break
+        self._reach(run)
 
-    def _go_on(self, stretch: _Stretch, until: float) -> Done | None:
-        if stretch.ticks[-1] > until:
-            self._advance(until)
-            return None
-        self._held = None
-        return self._merged(*stretch)
+    def _reach(self, run: _Run) -> None:
+        """Be there when the last of the repetitions added up ends, unless their number changes before."""
+        count = len(run.ticks)
 
-    def _merged(self, done: Done, step: Step, ticks: list[float]) -> Done:
-        count = len(ticks)
-        if count == 1:
-            return done
-        ended = self._ended(step.group, step.columns, count - 1)
-        self._advance(ticks[-1])
-        tokens = dict.fromkeys(done.tokens, _TOKEN * count)
-        return Done(
-            done.step,
-            done.lane,
-            done.launched,
-            done.started,
-            ticks[-1],
-            tokens,
-            ended,
-            done.host,
-            count,
-            tuple(ticks),
-        )
+        def reached() -> None:
+            runs, step = self._runs[run.launched.step.group], run.launched.step
+            if runs.get(step.id) is not run or len(run.ticks) != count:
+                return
+            if self._goes_on(run, run.ticks[-1]):
+                self._add_up(run)
+            else:
+                del runs[step.id]
+                self._deliver(run.launched, run.lane, run.visits, run.ticks)  # all of it follows from the ticks
+
+        self._environment.at(run.ticks[-1], reached, NORMAL)
+
+    def _planned_until(self) -> float:
+        """When the lone host is done with what it decided last."""
+        if not self._exact:
+            return self._hosts[0]
+        (run,) = self._runs[0].values()
+        done = bisect_left(run.ticks, self.now())
+        return run.ticks[done - 1] + run.host if done else -inf
 
 
 class _Journey:

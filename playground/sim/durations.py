@@ -83,6 +83,12 @@ class Ticking(Protocol):
         ...
 
 
+def on_lone_stage(times: StepTimes) -> tuple[float, float]:
+    """(host, stage) seconds of a step whose only lane has its only stage to itself."""
+    ((work,),) = [lane.stages for lane in times.lanes.values()]
+    return times.host, work.seconds if isinstance(work, Kernels) else work
+
+
 class Modelled:
     """Durations that a cost model predicts. A lockstep group takes as long as its slowest rank."""
 
@@ -142,12 +148,7 @@ class Modelled:
         host = self._host(shapes)
         if self._ticking and len(shapes) == 1:
             return zip(repeat(host), self._ticking(shapes[0]))
-        return ((host, self._seconds(times)) for times in self.repetitions(step))
-
-    def _seconds(self, times: StepTimes) -> float:
-        """On the only stage, for one who is alone there."""
-        ((work,),) = [lane.stages for lane in times.lanes.values()]
-        return work.seconds if isinstance(work, Kernels) else work
+        return map(on_lone_stage, self.repetitions(step))
 
 
 class Demanding(Modelled):

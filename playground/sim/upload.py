@@ -6,7 +6,7 @@ of the next step travel while one computes (RapidLLM's L1; the lane is that of s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from simpy.core import Environment
 from playground.core import COPY_IN, Columns, Spec, Step
 from playground.sim.backend import Machine, Resource
 from playground.sim.device import Device
-from playground.sim.durations import Durations, LaneTimes, StepTimes, Work
+from playground.sim.durations import LaneTimes, Repeating, StepTimes, Work, on_lone_stage
 from playground.sim.processor import Finished, Kernels
 
 UPLOADS = ("none", "before", "lane")
@@ -25,11 +25,11 @@ BLOCK_BYTES = 4
 """An entry of a block table; whole tables travel."""
 
 
-def input_bytes(slices: Columns, block_size: int) -> int:
-    """Of the rank that has most to upload."""
+def input_bytes(slices: Columns, block_size: int, ticks: int = 0) -> int:
+    """Of the rank that has most to upload, when every slice is so many tokens further."""
     by_rank: dict[int, int] = {}
     for rank, start, length in zip(slices.rank, slices.start, slices.length, strict=True):
-        blocks = -(-(start + length) // block_size)
+        blocks = -(-(start + ticks + length) // block_size)
         by_rank[rank] = by_rank.get(rank, 0) + TOKEN_BYTES * length + BLOCK_BYTES * blocks
     return max(by_rank.values())
 
@@ -48,19 +48,30 @@ class Uploaded:
     `uploads`: `before`: the device waits for it; `lane`: told as `Upload`, for a machine that has `with_uploads`.
     """
 
-    inner: Durations
+    inner: Repeating
     device: Device
     block_size: int
     uploads: str
 
     def of(self, step: Step) -> StepTimes:
-        times = self.inner.of(step)
+        return self._uploading(step, self.inner.of(step), 0)
+
+    def repetitions(self, step: Step) -> Iterator[StepTimes]:
+        return (self._uploading(step, times, tick) for tick, times in enumerate(self.inner.repetitions(step), 1))
+
+    def ticks(self, step: Step) -> Iterator[tuple[float, float]]:
+        return map(on_lone_stage, self.repetitions(step))
+
+    def _uploading(self, step: Step, times: StepTimes, tick: int) -> StepTimes:
         copied = {copy.lane for copy in step.copies}
-        lanes = {name: lane if name in copied else self._begun(step, name, lane) for name, lane in times.lanes.items()}
+        lanes = {
+            name: lane if name in copied else self._begun(step.columns_of(name), lane, tick)
+            for name, lane in times.lanes.items()
+        }
         return times._replace(lanes=lanes)
 
-    def _begun(self, step: Step, name: str, lane: LaneTimes) -> LaneTimes:
-        size = input_bytes(step.columns_of(name), self.block_size)
+    def _begun(self, slices: Columns, lane: LaneTimes, tick: int) -> LaneTimes:
+        size = input_bytes(slices, self.block_size, tick)
         seconds = self.device.host_latency + size / self.device.host_link
         first, *others = lane.stages
         begun = Upload(seconds, first) if self.uploads == "lane" else _later(seconds, first)

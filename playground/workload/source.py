@@ -20,10 +20,7 @@ Event = Arrive | Abort
 
 
 class Source(Protocol):
-    """What the loop asks of a workload.
-
-    One whose clients never go away may say `aborts = False`: then a simulation need not stop at every arrival.
-    """
+    """What the loop asks of a workload."""
 
     @property
     def total(self) -> int | None:
@@ -58,7 +55,6 @@ class OpenLoop:
         self._requests = _ordered(requests)
         self._next = next(self._requests, None)
         self._aborts = deque(sorted(aborts))
-        self.aborts = bool(self._aborts)
         self._abortable = {request for _, request in self._aborts}
 
     def due(self) -> float:
@@ -95,8 +91,6 @@ class ClosedLoop:
     `concurrency` requests arrive at time 0; the arrivals that `requests` come with are replaced. Never are more than
     `concurrency` requests in the system. `requests` may be an iterator.
     """
-
-    aborts = False
 
     def __init__(
         self, requests: Iterable[Request], concurrency: int, think: float = 0.0, total: int | None = None
@@ -151,8 +145,6 @@ class Sessions:
 
     A call that is rejected or aborted counts as ended: the session goes on.
     """
-
-    aborts = False
 
     def __init__(self, sessions: Sequence[Session]) -> None:
         self.total = sum(len(session.calls) for session in sessions)

@@ -150,7 +150,6 @@ class Slow(SimBackend):
 class Stretched:
     def __init__(self, inner: Durations) -> None:
         self._inner = inner
-        self.ticks = inner.ticks
 
     def of(self, step: Step) -> StepTimes:
         host, lanes = self._inner.of(step)

@@ -89,14 +89,17 @@ class Log:
     def committed(self, done, step):
         ends = done.ticks or (done.finished,)
         shape, begun = Shape.of(step.slices), done.started
+        each = len(done.stages) // done.count
         for number, end in enumerate(ends):
+            stages = done.stages[number * each : (number + 1) * each]
+            self.stages.append(stages)
+            begun = stages[0][0] if stages else begun
             for sequence in done.tokens:
                 self.tokens[sequence].append(end)
                 self.turns[sequence].append(len(self.shapes))
             self.shapes.append(shape.tick(number) if number else shape)
             self.seconds.append(end - begun)
             begun = end
-        self.stages.append(done.stages)
 
     def happened(self, event):
         self.preempted += event.kind == "preempt"

@@ -81,9 +81,6 @@ def test_nothing_depends_on_the_hosts_speed(scenario):
 
 # --- quiet stretches
 
-QUIET = dict(stages=1, ranks=1, lockstep=False)
-
-
 ONE_TOKEN_PROMPTS = Scenario(
     Spec(blocks=5, block_size=1),
     (Request(0, 0.0, 1, 3), Request(1, 0.0, 1, 2)),
@@ -93,8 +90,8 @@ ONE_TOKEN_PROMPTS = Scenario(
 
 
 @example(ONE_TOKEN_PROMPTS)
-@SOME
-@given(scenarios(**QUIET))
+@MANY
+@given(scenarios())
 def test_quiet_stretches_in_one_go_are_what_stepping_gives(scenario):
     merged = scenario.but(spec=replace(scenario.spec, repeats=True))
     simulate(merged)

@@ -1,8 +1,10 @@
 """The seam carries what later backends and policies need: shown with fakes, without SimPy and without torch."""
 
+from dataclasses import replace
+
 import pytest
 
-from playground.core import COPY_IN, COPY_OUT, MAIN, Request, Spec
+from playground.core import COPY_IN, COPY_OUT, MAIN, Request, Spec, Turn
 from playground.draft import How
 from playground.loop import Stuck, serve
 from playground.scheduler import Scheduler
@@ -515,9 +517,61 @@ def test_nor_where_more_than_decodes_is_going_on(move):
     assert decoding(move, requests=2) == 1
 
 
-def test_nor_with_other_steps_in_flight():
+def test_nor_where_steps_are_planned_ahead():
     assert decoding(run_ahead=2) == 1
-    assert decoding(spec=Spec(blocks=20, block_size=4, ranks=2, repeats=True)) == 1
+
+
+def test_other_replicas_hinder_nobody():
+    assert decoding(spec=Spec(blocks=20, block_size=4, ranks=2, repeats=True)) == 4
+
+
+def test_in_a_pipeline_there_must_be_memory_for_all_that_take_turns():
+    """Each holds 2 of 5 blocks and fills them with position 7; those in flight may be one ahead of these."""
+    assert decoding(spec=Spec(blocks=5, block_size=4, stages=2, repeats=True), requests=2) == 3
+
+
+def test_repetitions_are_accounted_for_whenever_somebody_looks():
+    """A backend that has done 3 of 4 repetitions says so, and is told to stop because somebody arrived."""
+    asked = []
+
+    def turns(group, stop):
+        asked.append((group, stop))
+        return [Turn(1, 4, 3)]
+
+    scheduler = driven(Spec(blocks=20, block_size=4, repeats=True), Greedy(everything), 0)
+    scheduler.policy.steady = lambda draft: 9
+    scheduler.arrive(request(0, output=9), 0.0)
+    scheduler.commit(done(step_of(scheduler)))
+    step = step_of(scheduler)
+    scheduler.turns = turns
+    scheduler.arrive(request(1), 4.5)
+    assert asked == [(0, True)]
+    sequence = scheduler.sequences[0]
+    assert (sequence.launched, sequence.promised, sequence.returned, len(sequence.blocks)) == (8, 5, 4, 2)
+    scheduler.check()
+    scheduler.turns = None
+    committed = scheduler.commit(replace(done(step, tokens=4), count=4, ticks=(2.0, 3.0, 4.0, 5.0)))
+    assert sequence.returned == 5 and committed.slices[0].blocks == (1,)
+
+
+def test_blocks_are_taken_in_the_order_of_turns():
+    """Two steps of one sequence each in turns: both need a block at their third repetition, the first one first."""
+    spec = Spec(blocks=20, block_size=4, stages=2, repeats=True)
+    scheduler = driven(spec, Greedy(everything), 0)
+    scheduler.policy.steady = lambda draft: 9
+    for id in (0, 1):
+        scheduler.arrive(request(id, prompt=5, output=9), 0.0)
+        step_of(scheduler)
+    for id in (0, 1):
+        scheduler.commit(done(scheduler.groups[0].flights[id].step))
+        step_of(scheduler)
+    scheduler.turns = lambda group, stop: [Turn(2, 3, 2), Turn(3, 3, 2)]
+    scheduler.arrive(request(2), 4.5)
+    blocks = [scheduler.sequences[id].blocks for id in (0, 1)]
+    assert blocks == [[0, 1], [2, 3]]
+    scheduler.turns = lambda group, stop: [Turn(2, 4, 3), Turn(3, 4, 3)]
+    scheduler.arrive(request(3), 5.5)
+    assert [list(held) for held in blocks] == [[0, 1, 4], [2, 3, 5]] and list(scheduler.groups[0].flights) == [2, 3]
 
 
 # --- completions that make no sense

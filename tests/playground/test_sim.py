@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, Done, Request, Slice, Spec, Step
+from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, Done, Request, Slice, Spec, Step, Turn
 from playground.loop import serve
 from playground.scheduler import Scheduler
 from playground.sim.backend import SimBackend
@@ -310,12 +310,12 @@ def test_waiting_for_ever_for_nothing_is_an_error():
 # --- quiet stretches
 
 
-def decode(repeat, prompt=4, output=9, per_context=0.0, certain=False):
+def decode(repeat, prompt=4, output=9, per_context=0.0, host=0.0, **spec):
     """A backend on which one sequence has its prompt done, and a decode that may be repeated is launched."""
-    backend = modelled(Spec(blocks=9, repeats=True), base=1.0, per_context=per_context)
+    backend = modelled(Spec(blocks=9, repeats=True, **spec), base=1.0, per_context=per_context, host_base=host)
     backend.launch(step(0, part(0, prompt), starts=(Request(0, 0.0, prompt, 99, output),)))
     backend.wait()
-    backend.launch(step(1, part(0, 1, prompt), repeat=repeat, certain=certain))
+    backend.launch(step(1, part(0, 1, prompt), repeat=repeat))
     return backend
 
 
@@ -330,29 +330,89 @@ def test_a_stretch_is_no_longer_than_allowed():
     assert (done.count, done.ended, done.finished) == (3, (), 4.0)
 
 
-def test_a_stretch_stops_before_it_would_miss_something():
+def test_a_stretch_stops_where_something_is_due():
     backend = decode(repeat=99)
     assert backend.wait(4.0).count == 3 and backend.now() == 4.0
 
 
-def test_what_nobody_can_take_back_goes_on_over_an_arrival_to_the_end_of_its_repetition():
-    backend = decode(repeat=99, certain=True)
+def test_a_stretch_goes_on_after_something_that_does_not_concern_it():
+    backend = decode(repeat=99)
     assert backend.wait(4.25) is None and backend.now() == 4.25
+    assert backend.turns(0, stop=False) == [Turn(1, 4, 3)]
+    assert (backend.wait().count, backend.now()) == (8, 9.0)
+
+
+def test_a_stretch_that_is_stopped_comes_back_when_its_repetition_ends():
+    backend = decode(repeat=99)
+    assert backend.wait(4.25) is None
+    assert backend.turns(0, stop=True) == [Turn(1, 4, 3)]
     assert backend.wait(4.5) is None and backend.now() == 4.5
     done = backend.wait(100.0)
     assert (done.count, done.finished, done.ended, backend.now()) == (4, 5.0, (), 5.0)
+    assert backend.turns(0, stop=False) == []
 
 
-def test_a_certain_stretch_that_ends_in_the_middle_of_a_wait_ends_there():
-    done = decode(repeat=3, certain=True).wait(4.25)
-    assert (done.count, done.finished) == (3, 4.0)
+def test_what_was_added_up_too_far_is_taken_back():
+    backend = decode(repeat=99)
+    assert backend.wait(6.5) is None  # up to 7.0
+    backend._environment._now = 3.5  # as if another group had come back here
+    assert backend.turns(0, stop=True) == [Turn(1, 3, 2)]
+    assert (backend.wait().count, backend.now()) == (3, 4.0)
 
 
-def test_no_stretch_follows_an_interruption():
-    """Somebody came while the step ran: the caller may plan otherwise from its end on."""
+def test_a_stretch_is_not_begun_once_its_step_was_stopped():
     backend = decode(repeat=99)
     assert backend.wait(1.5) is None
+    assert backend.turns(0, stop=True) == []
     assert backend.wait().count == 1
+
+
+def test_nobody_is_heard_while_the_lone_host_plans():
+    """Planning takes 0.5 s: prompt 0.5 to 1.5, decodes planned at 1.5, 3, 4.5, which end 1.5 s later."""
+    backend = decode(repeat=99, host=0.5)
+    assert backend.wait(3.25) is None and backend.now() == 3.5
+    assert backend.turns(0, stop=True) == [Turn(1, 2, 1)]
+    assert (backend.wait().count, backend.now()) == (2, 4.5)
+
+
+def test_in_a_pipeline_steps_take_turns():
+    """Two sequences, two stages of 1 s: one step is in either stage, and each comes back every 2 s."""
+    backend = modelled(Spec(blocks=9, stages=2, repeats=True), base=1.0)
+    for id in (0, 1):
+        backend.launch(step(id, part(id, 4), starts=(Request(id, 0.0, 4, 99, 4),)))
+    for id in (0, 1):
+        assert backend.wait().step == id
+        backend.launch(step(2 + id, part(id, 1, 4), repeat=9))
+    assert backend.wait(5.5) is None
+    assert backend.turns(0, stop=False) == [Turn(2, 2, 1), Turn(3, 2, 1)]
+    done = backend.wait()
+    assert (done.step, done.count, done.ticks, done.ended) == (2, 3, (4.0, 6.0, 8.0), (0,))
+    assert done.planned == (0.0, 4.0, 6.0)
+    assert done.stages == ((2.0, 3.0), (3.0, 4.0), (4.0, 5.0), (5.0, 6.0), (6.0, 7.0), (7.0, 8.0))
+    assert backend.turns(0, stop=True) == [Turn(3, 3, 2)]
+    done = backend.wait()
+    assert (done.step, done.count, done.ticks, done.ended) == (3, 3, (5.0, 7.0, 9.0), (1,))
+
+
+def test_replicas_go_on_by_themselves():
+    """One is stopped in the middle of a repetition, the other does not notice."""
+    backend = modelled(Spec(blocks=9, ranks=2, repeats=True), base=1.0)
+    for id in (0, 1):
+        backend.launch(step(id, part(id, 4, rank=id), starts=(Request(id, 0.0, 4, 99, 9),), group=id))
+    for id in (0, 1):
+        backend.wait()
+        backend.launch(step(2 + id, part(id, 1, 4, rank=id), repeat=99, group=id))
+    assert backend.wait(4.25) is None
+    assert backend.turns(0, stop=True) == [Turn(2, 4, 3)]
+    done = backend.wait()
+    assert (done.step, done.count, done.finished) == (2, 4, 5.0)
+    done = backend.wait()
+    assert (done.step, done.count, done.finished) == (3, 8, 9.0)
+
+
+def test_who_cannot_repeat_may_not_be_told_to():
+    with pytest.raises(ValueError, match=r"Spec\.repeats"):
+        SimBackend(Spec(blocks=9, repeats=True), rows())
 
 
 def test_a_repetition_takes_what_its_context_takes():

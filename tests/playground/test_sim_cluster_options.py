@@ -9,6 +9,7 @@ from experiments.overrides import completing
 from playground.loop import serve
 from playground.sim.durations import Modelled
 from playground.sim.system import System
+from playground.trace import Trace, expand, read
 
 MOE = "model=qwen3-30b-a3b"
 DPA = "parallel=dp_attention"
@@ -84,9 +85,33 @@ def test_without_links_nothing_is_built_for_them():
     assert type(parts("parallel=tp4", "links=dgx_h200").backend._durations) is System
 
 
-def test_one_replica_on_links_is_still_advanced_at_once():
-    assert parts("parallel=tp4", "links=dgx_h200").backend.spec.repeats
-    assert not parts("parallel=pp2", "links=dgx_h200").backend.spec.repeats
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("parallel=pp4",),
+        ("parallel=dp2",),
+        (DPA, "parallel.replicas=2"),
+        ("parallel=tp4", "links=dgx_h200"),
+        ("parallel=pp2", "links=dgx_h200"),
+        ("parallel=tp2_pp2", "links=pcie4_switch", "parallel.replicas=2"),
+        ("backend.uploads=before", "parallel=pp2"),
+        ("backend.uploads=lane",),
+        ("policy=token_throttling", "parallel=pp4", "links=ethernet"),
+    ],
+    ids=str,
+)
+def test_whatever_the_system_quiet_stretches_are_what_stepping_gives(overrides, tmp_path):
+    small = ("workload=normal", "workload.requests=12", "workload.rate=3", "workload.lengths.output.mean=40")
+    tables = []
+    for skip in ("true", "false"):
+        made = parts(*small, *overrides, f"backend.skip_ahead={skip}")
+        with Trace(tmp_path / skip) as trace:
+            serve(made.source, made.scheduler, made.backend, trace)
+        tables.append(expand(tmp_path / skip, made.backend.spec.block_size))
+        rows = read(tmp_path / skip, "steps").num_rows
+    stepped, _ = tables[1]
+    assert rows == stepped.num_rows > 5 * read(tmp_path / "true", "steps").num_rows
+    assert [table.to_pylist() for table in tables[0]] == [table.to_pylist() for table in tables[1]]
 
 
 def test_a_slower_way_between_hosts_is_slower():

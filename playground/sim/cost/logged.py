@@ -60,12 +60,15 @@ def _one_rank(parts: list[Slice]) -> bool:
 
 
 def _repetitions(row: dict[str, Any], parts: list[Slice]) -> Iterator[Logged]:
-    shape = Shape.of(parts)
-    ticks = row["ticks"] or [row["finished"]]
+    shape, count = Shape.of(parts), row["count"]
     if row["stage_started"]:
-        stages = zip(row["stage_started"], row["stage_finished"], strict=True)
-        yield Logged(shape, tuple(finished - started for started, finished in stages), row["host"])
+        stages = len(row["stage_started"]) // count
+        times = [end - start for start, end in zip(row["stage_started"], row["stage_finished"], strict=True)]
+        for number in range(count):
+            seconds = tuple(times[number * stages : (number + 1) * stages])
+            yield Logged(shape.tick(number) if number else shape, seconds, row["host"])
         return
+    ticks = row["ticks"] or [row["finished"]]
     yield Logged(shape, (ticks[0] - row["started"],), row["host"])
-    for number in range(1, row["count"]):
+    for number in range(1, count):
         yield Logged(shape.tick(number), (ticks[number] - ticks[number - 1] - row["host"],), row["host"])
