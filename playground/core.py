@@ -5,8 +5,9 @@ Values only. Nothing here knows a policy, a clock, a device or a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
@@ -185,6 +186,11 @@ class Columns(NamedTuple):
     def of(cls, slices: Iterable[Slice]) -> Columns:
         columns = list(zip(*slices, strict=True))
         return cls(*columns) if columns else NO_SLICES
+
+    @classmethod
+    def joined(cls, parts: Sequence[Columns]) -> Columns:
+        """One after another."""
+        return cls(*[tuple(chain.from_iterable(fields)) for fields in zip(*parts, strict=True)])
 
     @property
     def slices(self) -> tuple[Slice, ...]:

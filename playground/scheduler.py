@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from random import Random
 
-from playground.core import COPY_OUT, Columns, Copy, Done, LayerMove, Request, Slice, Spec, Step, Turn
+from playground.core import COPY_OUT, Columns, Copy, Done, LayerMove, Request, Spec, Step, Turn
 from playground.draft import Draft, Preempted
 from playground.policy import ClusterView, Load, Loads, Policy
 from playground.rank import Rank, prefix_keys
@@ -302,11 +302,11 @@ class Scheduler:
         self.ranks[rank].enqueue(sequence)
 
     def _launch(self, group: Group, drafts: list[Draft], now: float) -> Step:
-        slices = drafts[0].slices if len(drafts) == 1 else tuple(chain.from_iterable([d.slices for d in drafts]))
+        slices = drafts[0].columns if len(drafts) == 1 else Columns.joined([draft.columns for draft in drafts])
         copies = tuple(chain.from_iterable([draft.copies for draft in drafts]))
         starts = self._first_seen(group, drafts, slices)
         ends, group.ends = tuple(group.ends), []
-        computing = {part.rank for part in slices} if self.spec.lockstep else ()
+        computing = set(slices.rank) if self.spec.lockstep else ()
         dummies = tuple(rank.index for rank in group.ranks if rank.index not in computing) if computing else ()
         move = self._move(group, drafts, now) if self.spec.spare_layers else None
         repeat = self._repeat(group, drafts, slices, copies) if self.spec.repeats else 1
@@ -340,12 +340,12 @@ class Scheduler:
             policy = type(self.policy).__name__
             raise ValueError(f"{policy} put {most} tokens into a step of at most {self.spec.max_tokens}")
 
-    def _first_seen(self, group: Group, drafts: list[Draft], slices: Iterable[Slice]) -> tuple[Request, ...]:
+    def _first_seen(self, group: Group, drafts: list[Draft], slices: Columns) -> tuple[Request, ...]:
         """Requests that no step named before. Only who was admitted now can be among them."""
         if not any(draft.admitted for draft in drafts):
             return ()
         starts = group.starts
-        named = [part.sequence for part in slices if part.sequence in starts]
+        named = [id for id in slices.sequence if id in starts]
         return tuple([starts.pop(id) for id in dict.fromkeys(named)])
 
     def _count_in(self, slices: Columns) -> None:
@@ -361,7 +361,7 @@ class Scheduler:
         self,
         group: Group,
         drafts: list[Draft],
-        slices: tuple[Slice, ...],
+        slices: Columns,
         copies: tuple[Copy, ...],
     ) -> int:
         """How often the step may be repeated with the same outcome: nothing but decodes, and blocks for all."""
@@ -370,16 +370,17 @@ class Scheduler:
         for draft in drafts:
             if draft.preempted or draft.rejected or draft.sent or draft.move or draft.wake_at < inf:
                 return 1
-        lane = slices[0].lane
-        for part in reversed(slices):  # who came last is the likeliest to prefill
-            if part.length != 1 or not part.samples or part.drafted or part.lane != lane:
-                return 1
+        rows = len(slices.sequence)
+        if slices.length.count(1) < rows or not all(slices.samples) or any(slices.drafted):
+            return 1
+        if slices.lane.count(slices.lane[0]) < rows:
+            return 1
         promised = min(map(self.policy.steady, drafts))
         return 1 + self._most_ticks(group, slices, promised) if promised > 0 else 1
 
-    def _most_ticks(self, group: Group, slices: tuple[Slice, ...], most: int) -> int:
+    def _most_ticks(self, group: Group, slices: Columns, most: int) -> int:
         """Of those up to `most`, how many more decodes of all that run there is memory for."""
-        sequences = [self.sequences[part.sequence] for part in slices]
+        sequences = list(map(self.sequences.__getitem__, slices.sequence))
         most = min(most, min([sequence.max_tokens - sequence.promised for sequence in sequences]))
         size = self.spec.block_size
         if self.spec.stages == 1 and len(group.ranks) == 1:
@@ -487,14 +488,17 @@ class Scheduler:
 
     def _commit_slices(self, flight: Flight, done: Done) -> None:
         step, known = flight.step, flight.done
-        ended, tokens, due, one_lane = set(done.ended), done.tokens, done.count, len(step.lanes) == 1
+        ended, tokens, due, lanes = set(done.ended), done.tokens, done.count, len(step.lanes)
         first = done.ticks[0] if done.ticks else done.finished
-        for part, sequence in zip(step.slices, map(self.sequences.get, step.columns.sequence), strict=True):
-            id, _, index, start, length, samples, _, lane, drafted = part  # all at once: most of a commit is this loop
-            if not one_lane and lane != done.lane:
+        sequences = map(self.sequences.get, step.columns.sequence)
+        # All at once: most of a commit is this loop.
+        for sequence, (id, _, index, start, length, samples, _, lane, drafted) in zip(
+            sequences, zip(*step.columns, strict=True), strict=True
+        ):
+            if lanes > 1 and lane != done.lane:
                 continue
             if sequence is None:
-                self._commit_late(part)
+                self._commit_late(id, index)
                 continue
             sequence.in_flight -= 1
             if sequence.keys and sequence.published < len(sequence.keys) and sequence.state is State.RUNNING:
@@ -502,7 +506,7 @@ class Scheduler:
             if samples:
                 count = len(tokens.get(id, ()))
                 if count != due or drafted:
-                    self._take_off(sequence, part, done, count)
+                    self._take_off(sequence, drafted, done, count)
                 sequence.returned += count - known
                 if sequence.first_token is None:
                     sequence.first_token = first
@@ -512,19 +516,19 @@ class Scheduler:
             if not sequence.in_flight and id in self.ranks[index].limbo:
                 self.ranks[index].settle(sequence)
 
-    def _commit_late(self, part: Slice) -> None:
+    def _commit_late(self, id: int, index: int) -> None:
         """A slice of a sequence that ended meanwhile: its tokens are dropped, its blocks go with the last one."""
-        rank = self.ranks[part.rank]
-        sequence = rank.limbo[part.sequence]
+        rank = self.ranks[index]
+        sequence = rank.limbo[id]
         sequence.in_flight -= 1
         if sequence.in_flight == 0:
             rank.settle(sequence)
 
-    def _take_off(self, sequence: Sequence, part: Slice, done: Done, count: int) -> None:
+    def _take_off(self, sequence: Sequence, drafted: int, done: Done, count: int) -> None:
         """Promised was an upper bound: of the guesses beside the token due, some were not taken."""
-        due = done.count + part.drafted
+        due = done.count + drafted
         if not 1 <= count <= due:
-            raise ValueError(f"step {done.step}: {count} tokens for sequence {part.sequence}, 1 to {due} due")
+            raise ValueError(f"step {done.step}: {count} tokens for sequence {sequence.id}, 1 to {due} due")
         surplus = due - count
         sequence.promised -= surplus
         sequence.length -= surplus
