@@ -17,7 +17,7 @@ from experiments.groundtruth.case import Metrics
 from experiments.groundtruth.costs import COSTS
 from experiments.groundtruth.fitting import Ask, fit
 from experiments.groundtruth.pool import Pool
-from experiments.groundtruth.replay import Question, Row, answer, replay
+from experiments.groundtruth.replay import Question, Row, ask, replay
 from experiments.groundtruth.sources import SOURCES
 
 SPLITS = ("fit", "test")
@@ -50,8 +50,8 @@ def _record(source: str, splits: Sequence[str], costs: Sequence[str], pool: Pool
 
 def _fit(pool: Pool) -> Calibration:
     def predict(asks: Sequence[Ask]) -> list[Metrics]:
-        questions = [Question(case, FITTED, unknowns) for case, unknowns in asks]
-        return [told for told in pool.map("fitting", answer, questions) if told is not None]
+        questions = [Question(case.trial, FITTED, unknowns) for case, unknowns in asks]
+        return [told for told in ask("fitting", questions, pool) if told is not None]
 
     return fit([case for source in SOURCES.values() for case in source.cases()], predict)
 

@@ -1,18 +1,18 @@
 """NVIDIA AIConfigurator's measured points: closed loops of equal requests on H100 and H200; mean TTFT and TPOT only.
 
-The servers' flags are not in the file: defaults are assumed. InferenceMAX publishes what its client sends (10 requests
-a user, lengths between 0.8 and 1 of the nominal ones); for the points that NVIDIA measured we assume equal lengths.
+The servers' flags are not in the file: `servers` says which are taken. InferenceMAX publishes what its client sends (10
+requests a user, lengths between 0.8 and 1 of the nominal ones); for the points that NVIDIA measured we take what
+AIConfigurator's own script sends (as many requests, of equal lengths).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from experiments.groundtruth import data
 from experiments.groundtruth.case import Case, Skipped
 from experiments.groundtruth.costs import Hardware
-from experiments.groundtruth.engines import Engine
+from experiments.groundtruth.servers import Point, generated, inference_max
 from experiments.groundtruth.serving import ClosedLoad, Serving
 
 SOURCE = "aiconfigurator"
@@ -32,9 +32,6 @@ OWN = ("deepseek-v3", "gpt-oss-120b")
 """Shapes that ship in the format they are served in."""
 FORMATS = {"": None, "fp8": "fp8", "fp8_block": "fp8"}
 DEVICES = {"h100_sxm": "h100", "h200_sxm": "h200"}
-ENGINES = {"vllm": Engine("vllm"), "sglang": Engine("sglang"), "trtllm": Engine("trtllm", max_seqs=2048)}
-"""SGLang and TensorRT-LLM overlap host and device by default. Here their host time is what they fail to hide: what a
-step lasts is the same, and quiet stretches can be skipped."""
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 INFERENCE_MAX = "InferenceX/InferenceMAX dump"
 SHORTEST = 0.8
@@ -82,8 +79,13 @@ def _hardware(row: Row) -> Hardware:
     weights = None if model in OWN else FORMATS[row["gemm_quant_mode"]]
     # NVIDIA's FP8 checkpoints for TensorRT-LLM hold keys and values in FP8, too.
     kv = "fp8" if row["backend"] == "trtllm" and weights else None
+    if row["backend"] == "vllm" and (model, row["system"]) == ("llama-3.1-70b", "h200_sxm"):
+        kv = "fp8"  # InferenceMAX: kv-cache-dtype
     ep = _number(row, "moe_ep_size") if _model_has_experts(model) else 1
-    return Hardware(model, DEVICES[row["system"]], _number(row, "tp_size"), weights=weights, kv=kv, ep=ep)
+    # InferenceMAX sets VLLM_MXFP4_USE_MARLIN=1 on Hopper.
+    marlin = row["backend"] == "vllm" and model == "gpt-oss-120b"
+    device, tp = DEVICES[row["system"]], _number(row, "tp_size")
+    return Hardware(model, device, tp, weights=weights, kv=kv, ep=ep, marlin=marlin)
 
 
 def _model_has_experts(model: str) -> bool:
@@ -95,22 +97,23 @@ def _case(row: Row) -> Case:
     prompt, output = int(row["isl"]), int(row["osl"])
     drawn = row["source"] == INFERENCE_MAX
     load = ClosedLoad(users, prompt, output, SHORTEST if drawn else 1.0)
-    engine = ENGINES[row["backend"]]
-    name = f"{NAMES[row['backend']]} {row['backend_version']}".strip()
-    # Random prompts share nothing. InferenceMAX lets as many sequences in as there are users.
-    engine = replace(engine, max_seqs=users) if drawn else engine
-    serving = Serving(hardware, engine, f"{name}, {hardware.model}", load, prefix_cache=False)
+    backend = NAMES[row["backend"]]
+    point = Point(row["backend"], row["backend_version"], hardware.model, hardware.tp, prompt, output, users)
+    engine = inference_max(point) if drawn else generated(point)
+    front = f"{backend}, {'InferenceMAX' if drawn else 'NVIDIA'}"
+    # Random prompts share nothing.
+    serving = Serving(hardware, engine, f"{backend}, {hardware.model}", load, prefix_cache=False, front=front)
     ttft, tpot = float(row["silicon_ttft_ms"]) / 1e3, float(row["silicon_tpot_ms"]) / 1e3
     return Case(
         source=SOURCE,
         name=f"{prompt}/{output} tokens, {users} users",
         split="fit" if row["split"] == "fit" else "test",
-        engine=name,
+        engine=f"{backend} {row['backend_version']}".strip(),
         model=f"{hardware.model}{' ' + hardware.weights if hardware.weights else ''}",
         device=hardware.device,
         tp=hardware.tp,
         load="saturated" if serving.saturated(users, prompt + output) else "below saturation",
         measured={"ttft": ttft, "tpot": tpot, "e2el": ttft + tpot * (load.mean_output - 1)},
         trial=serving,
-        assumed="the server's default flags" + ("" if drawn else "; 10 requests a user"),
+        assumed="" if drawn else "the flags that AIConfigurator generates; 10 requests a user",
     )

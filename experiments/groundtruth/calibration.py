@@ -11,19 +11,16 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Unknowns:
-    """The host's share of a step (seconds), the front end's of a request (seconds), and the token budget of a step.
-
-    The defaults are the cost model's and the server's own: what is predicted when nothing is fitted.
-    """
+    """Host and front end, in seconds. The defaults are the cost model's: what is predicted when nothing is fitted."""
 
     base: float = 2e-4
-    """Of each step."""
+    """Planning of each step that the engine fails to hide."""
     per_sequence: float = 3e-6
-    """Of each sequence in a step."""
-    service: float = 0.0
-    """HTTP and tokenizer, one request after another."""
-    max_tokens: int | None = None
-    """None: the server's default."""
+    """The same, of each sequence in a step."""
+    eager: float = 6e-5
+    """Launching the kernels of one layer of a step that is no CUDA graph: of one with prompts in it."""
+    latency: float = 0.0
+    """From a user's last token to the same user's next prompt at the scheduler; the same for all of a front end."""
 
 
 Calibration = Mapping[str, Unknowns]
@@ -37,4 +34,4 @@ def as_json(calibration: Calibration) -> dict[str, dict[str, float]]:
 
 
 def from_json(content: Mapping[str, Mapping[str, float]]) -> Calibration:
-    return {engine: Unknowns(**values) for engine, values in content.items()}  # type: ignore[arg-type]
+    return {engine: Unknowns(**values) for engine, values in content.items()}

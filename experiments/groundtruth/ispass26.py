@@ -17,7 +17,7 @@ from playground.core import Request
 SOURCE = "llmservingsim-ispass26"
 NAME = "vLLM 2025"
 H100, A6000 = Hardware("llama-3.1-70b", "h100", 4, eager=True), Hardware("llama-3.1-8b", "a6000", 1, eager=True)
-LIMITS = {"max_seqs": 128, "max_tokens": 2048}
+ENGINE = Engine("vllm", max_seqs=128, max_tokens=2048)
 """As the logs of the A6000 runs say (so too: eager); those of the H100 runs were not published."""
 
 
@@ -78,10 +78,9 @@ class Trajectory:
 
 def _case(reference: Reference) -> Case:
     hardware = reference.hardware
-    engine = Engine("vllm", **LIMITS)
     serving = Serving(
         hardware,
-        engine,
+        ENGINE,
         NAME,
         OpenLoad(_requests()),
         replicas=reference.replicas,

@@ -1,4 +1,4 @@
-"""Cases and cost models in, rows out: each case predicted by each model, before and after the unknowns are fitted."""
+"""Cases and cost models in, rows out: each case predicted by each model, with the unknowns that were fitted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from experiments.groundtruth.calibration import NOTHING, Calibration, Unknowns
-from experiments.groundtruth.case import Case, Metrics, Unsupported
+from experiments.groundtruth.case import Case, Metrics, Trial, Unsupported
 from experiments.groundtruth.pool import Pool
+from experiments.groundtruth.serving import ClosedLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +59,43 @@ class Row:
 class Question:
     """What one process is asked."""
 
-    case: Case
+    trial: Trial
     cost: str
     unknowns: Unknowns | None
     """None: nothing fitted."""
 
 
 def replay(cases: Sequence[Case], costs: Iterable[str], fits: Mapping[str, Calibration], pool: Pool) -> list[Row]:
-    """Every case by every cost model that knows its hardware; twice where the engine's unknowns were fitted."""
-    questions = [
-        question for cost in costs for case in cases for question in _questions(case, cost, fits.get(cost, NOTHING))
-    ]
-    answers = pool.map("replaying", answer, questions)
+    """Every case by every cost model that knows its hardware, with the engine's unknowns where they were fitted."""
+    asked = [(case, _question(case, cost, fits.get(cost, NOTHING))) for cost in costs for case in cases]
+    answers = ask("replaying", [question for _, question in asked], pool)
     return [
-        Row.of(question.case, question.cost, question.unknowns is not None, predicted)
-        for question, predicted in zip(questions, answers, strict=True)
+        Row.of(case, question.cost, question.unknowns is not None, predicted)
+        for (case, question), predicted in zip(asked, answers, strict=True)
         if predicted is not None
     ]
 
 
+def ask(title: str, questions: Sequence[Question], pool: Pool) -> list[Metrics | None]:
+    """In order of the questions. What was measured more than once is predicted once; what takes longest comes first,
+    so that no core waits for it at the end."""
+    distinct = sorted(dict.fromkeys(questions), key=lambda question: -_size(question.trial))
+    known = dict(zip(distinct, pool.map(title, answer, distinct), strict=True))
+    return [known[question] for question in questions]
+
+
+def _size(trial: Trial) -> int:
+    """Tokens that a closed loop makes: what its time goes with."""
+    load = getattr(trial, "load", None)
+    return load.users * load.output if isinstance(load, ClosedLoad) else 0
+
+
 def answer(question: Question) -> Metrics | None:
     """None where the cost model has no answer."""
-    name = getattr(question.case.trial, "name", "")
+    name = getattr(question.trial, "name", "")
     calibration = {name: question.unknowns} if question.unknowns else NOTHING
     try:
-        return question.case.trial.predict(question.cost, calibration)
+        return question.trial.predict(question.cost, calibration)
     except Unsupported:
         return None
 
@@ -100,7 +113,5 @@ def as_json(row: Row) -> dict[str, Any]:
     return asdict(row)
 
 
-def _questions(case: Case, cost: str, calibration: Calibration) -> list[Question]:
-    unknowns = calibration.get(getattr(case.trial, "name", ""))
-    plain = Question(case, cost, None)
-    return [plain, Question(case, cost, unknowns)] if unknowns else [plain]
+def _question(case: Case, cost: str, calibration: Calibration) -> Question:
+    return Question(case.trial, cost, calibration.get(getattr(case.trial, "name", "")))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -23,13 +23,13 @@ from playground.sim.durations import Modelled
 from playground.workload.source import OpenLoop, Source
 
 REQUESTS_PER_USER = 10
-"""As the InferenceMAX and aiperf scripts send by default; the measured points do not say."""
+"""As InferenceMAX's script and AIConfigurator's `genai_perf_runner` send them; both warm up with two more before."""
 
 
 class Load(Protocol):
     """Who sends what. `least`: the requests whose latencies physics bounds, none where they are too different."""
 
-    def source(self, service: float) -> Source: ...
+    def source(self, latency: float) -> Source: ...
     def least(self) -> Request | None: ...
 
 
@@ -39,7 +39,7 @@ class OpenLoad:
 
     requests: tuple[Request, ...]
 
-    def source(self, service: float) -> Source:
+    def source(self, latency: float) -> Source:
         return OpenLoop(list(self.requests))
 
     def least(self) -> None:
@@ -62,8 +62,8 @@ class ClosedLoad:
     def mean_output(self) -> float:
         return self.output * (1 + self.shortest) / 2
 
-    def source(self, service: float) -> ThroughFrontEnd:
-        return ThroughFrontEnd(self._requests(), self.users, service)
+    def source(self, latency: float) -> ThroughFrontEnd:
+        return ThroughFrontEnd(self._requests(), self.users, latency)
 
     def least(self) -> Request:
         return Request(0, 0.0, self._least(self.prompt), self._least(self.output))
@@ -88,22 +88,23 @@ class Serving:
     hardware: Hardware
     engine: Engine
     name: str
-    """Of the engine and its version: what a calibration is filed under."""
+    """Of the engine and its model: what a calibration is filed under."""
     load: Load
     blocks: int | None = None
     replicas: int = 1
     prefix_cache: bool = True
+    front: str = ""
+    """Of the front end: those of one name take equally long."""
 
     def predict(self, cost: str, calibration: Calibration) -> Metrics:
         return self.run(cost, calibration.get(self.name, Unknowns())).means()
 
     def run(self, cost: str, unknowns: Unknowns) -> InMemory:
         """Serve everything; what was seen."""
-        engine = self.engine if unknowns.max_tokens is None else replace(self.engine, max_tokens=unknowns.max_tokens)
-        spec = self._spec(engine)
+        spec = self._spec()
         backend = SimBackend(spec, Modelled(cost_model(cost, self.hardware, unknowns)))
-        scheduler = Scheduler(spec, engine.policy(), seed=0, prefix_cache=self.prefix_cache)
-        source = self.load.source(unknowns.service)
+        scheduler = Scheduler(spec, self.engine.policy(), seed=0, prefix_cache=self.prefix_cache)
+        source = self.load.source(unknowns.latency)
         recorder = InMemory()
         serve(source, scheduler, backend, recorder)
         if recorder.unserved:
@@ -123,15 +124,15 @@ class Serving:
 
     def saturated(self, users: int, length: int) -> bool:
         """Whether so many requests at once ask for more KV or seats than there are: then a queue forms."""
-        spec = self._spec(self.engine)
+        spec = self._spec()
         return users * spec.blocks_for(length) > spec.blocks * spec.ranks or users > spec.max_seqs * spec.ranks
 
-    def _spec(self, engine: Engine) -> Spec:
+    def _spec(self) -> Spec:
         blocks = self.hardware.kv_blocks() if self.blocks is None else self.blocks
         return Spec(
             blocks=blocks,
-            max_seqs=engine.max_seqs,
-            max_tokens=engine.max_tokens,
+            max_seqs=self.engine.max_seqs,
+            max_tokens=self.engine.max_tokens,
             ranks=self.replicas,
             forwards_tokens=True,
             repeats=True,

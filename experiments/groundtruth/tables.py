@@ -101,12 +101,13 @@ def worst_cases(rows: Sequence[Row]) -> str:
 
 def unknowns() -> str:
     body = [
-        [engine, cost, f"{one.base * 1e3:.2f}", f"{one.per_sequence * 1e6:.0f}", f"{one.service * 1e3:.0f}",
-         NONE if one.max_tokens is None else str(one.max_tokens)]
+        [engine, cost, f"{one.base * 1e3:.2f}", f"{one.per_sequence * 1e6:.0f}", f"{one.eager * 1e3:.2g}",
+         f"{one.latency * 1e3:.0f}"]
         for cost, fit in results.read_unknowns().items()
         for engine, one in fit.items()
     ]  # fmt: skip
-    return table(["engine", "cost model", "ms a step", "µs a sequence", "front end, ms", "tokens a step"], body)
+    head = ["engine, model", "cost model", "ms a step", "µs a sequence", "ms to launch a layer", "front end, ms"]
+    return table(head, body)
 
 
 def skipped() -> str:

@@ -11,10 +11,13 @@ from experiments.groundtruth import aiconfigurator, mixed_steps, replay, results
 from experiments.groundtruth.calibration import Unknowns
 from experiments.groundtruth.client import ThroughFrontEnd
 from experiments.groundtruth.costs import Hardware, cost_model
+from experiments.groundtruth.engines import Engine
 from experiments.groundtruth.fitting import fit
 from experiments.groundtruth.physics import BeatsPhysics, Floor, Held
 from experiments.groundtruth.pool import Pool
 from experiments.groundtruth.recorder import InMemory
+from experiments.groundtruth.servers import Point, generated, inference_max
+from experiments.groundtruth.serving import ClosedLoad, Serving
 from experiments.groundtruth.sources import SOURCES
 from experiments.groundtruth.static import decodes, prefills
 from playground.core import Request
@@ -56,7 +59,7 @@ def test_queueing_counts_from_the_engines_own_time_stamp():
 
 def test_closed_loop_obeys_littles_law(points):
     case = point(points, "vLLM 0.12.0", "qwen3-32b", 8, "1024/128 tokens, 8 users")
-    predicted = case.trial.predict("roofline", {case.trial.name: Unknowns(base=3e-3, service=1e-3)})
+    predicted = case.trial.predict("roofline", {case.trial.name: Unknowns(base=3e-3, latency=8e-3)})
     tokens_in_system = predicted["throughput"] * predicted["e2el"]
     assert tokens_in_system == pytest.approx(8 * 128, rel=0.02)
     assert predicted["e2el"] == pytest.approx(predicted["ttft"] + 127 * predicted["tpot"], rel=0.02)
@@ -123,10 +126,11 @@ def test_splits_are_those_of_the_sources(points):
 
 
 def test_fitting_asks_about_fit_rows_only_and_finds_what_was_planted(points):
-    """Measurements made up from a known host: device 5 ms, 2 ms a step, 50 us a sequence; TTFT fits 2048 tokens."""
-    rows = [case for case in points if case.engine == "vLLM 0.12.0" and case.model == "qwen3-32b"]
+    """Measurements made up from a known host: device 5 ms, 2 ms a step, 50 us a sequence; TTFT is made of launches and
+    the front end, which two models share though one of them alone would fit a little better with another."""
+    rows = [case for case in points if case.engine == "vLLM 0.12.0" and case.model in PLANTED]
     planted = [
-        replace(case, measured={"tpot": 7e-3 + 50e-6 * case.trial.load.users, "ttft": 0.2})
+        replace(case, measured={"tpot": 7e-3 + 50e-6 * case.trial.load.users, "ttft": PLANTED[case.model]})
         if case.split == "fit"
         else case
         for case in rows
@@ -138,27 +142,86 @@ def test_fitting_asks_about_fit_rows_only_and_finds_what_was_planted(points):
         return [
             {
                 "tpot": 5e-3 + unknowns.base + unknowns.per_sequence * case.trial.load.users,
-                "ttft": 0.2 if unknowns.max_tokens == 2048 and unknowns.service else 0.3,
+                "ttft": 50 * unknowns.eager + unknowns.latency,
             }
             for case, unknowns in asks
         ]
 
-    possible = [case for case in planted if not replay.impossible(case)]
-    found = fit(possible, predict)["vLLM 0.12.0, qwen3-32b"]
+    found = fit([case for case in planted if not replay.impossible(case)], predict)
     assert asked and all(case.split == "fit" for case in asked)
-    assert found.base == pytest.approx(2e-3, rel=1e-3) and found.per_sequence == pytest.approx(50e-6, rel=1e-3)
-    assert found.max_tokens == 2048 and found.service > 0
+    dense, experts = found["vLLM, qwen3-32b"], found["vLLM, qwen3-235b-a22b"]
+    assert dense.base == pytest.approx(2e-3, rel=1e-3) and dense.per_sequence == pytest.approx(50e-6, rel=1e-3)
+    assert (dense.eager, experts.eager) == (1e-3, 2e-3)
+    assert dense.latency == experts.latency == 2e-2
 
 
-def test_front_end_lets_requests_through_one_by_one():
-    source = ThroughFrontEnd(iter([Request(i, 0.0, 4, 4) for i in range(4)]), users=3, service=0.5)
-    assert [event.request.arrival for event in source.take(10.0)] == [0.5, 1.0, 1.5]
-    assert source.waited == {0: 0.5, 1: 1.0, 2: 1.5}
+PLANTED = {"qwen3-32b": 0.07, "qwen3-235b-a22b fp8": 0.12}
+"""Seconds to the first token: 50 layers launched in 1 and in 2 ms each, and 20 ms on the way."""
+
+
+def test_users_who_end_together_come_back_together_and_count_the_way():
+    source = ThroughFrontEnd(iter([Request(i, 0.0, 4, 4) for i in range(4)]), users=3, latency=0.5)
+    assert source.due() == 0.5
+    assert [event.request.arrival for event in source.take(10.0)] == [0.5, 0.5, 0.5]
     source.finished(0, 4.0)
-    assert source.due() == 4.5 and source.waited[3] == 0.5
-    source.finished(1, 5.0)
+    assert source.due() == 4.5 and source.waited == {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5}
+    assert source.take(4.4) == []
+    source.finished(1, 4.2)  # nothing left to send
     source.take(10.0)
     assert source.due() == np.inf
+
+
+def test_a_latency_makes_equal_users_wait_for_one_another(points):
+    """One prompt a step. Users who get their first tokens a step apart end a decode apart; if they come back at once
+    each finds the last one's prompt done, if they need a few decodes' time they queue."""
+    case = point(points, "TensorRT-LLM 1.0.0rc3", "qwen3-32b fp8", 4, "4096/128 tokens, 8 users")
+    at_once, later = (
+        case.trial.predict("roofline", {case.trial.name: Unknowns(base=2e-3, latency=latency)})["ttft"]
+        for latency in (0.0, 0.03)
+    )
+    assert at_once < 0.2
+    assert later > 2 * at_once
+
+
+def test_planning_ahead_is_a_step_late_as_running_ahead_is():
+    """Against the simulator's own two steps in flight: random prompts, nothing on the host."""
+    load = ClosedLoad(4, 400, 60, 0.5)
+    hardware = Hardware("llama-3.1-8b", "h100")
+    nothing = Unknowns(base=0.0, per_sequence=0.0)
+
+    def ttft(**how):
+        engine = Engine("vllm", max_seqs=8, max_tokens=512, **how)
+        return Serving(hardware, engine, "", load, prefix_cache=False).run("roofline", nothing).means()["ttft"]
+
+    plain, late, ahead = ttft(), ttft(late=True), ttft(run_ahead=2)
+    assert ahead > 1.15 * plain
+    assert late == pytest.approx(ahead, rel=0.1)
+
+
+def test_servers_are_started_as_published():
+    point = Point("trtllm", "", "llama-3.1-70b", 4, 1024, 1024, 32)
+    waits = inference_max(point)
+    assert (waits.max_tokens, waits.wait_steps, waits.wait_share, waits.late) == (16384, 20, 0.9, True)
+    assert inference_max(replace(point, tp=8)).wait_steps == 0
+    deepseek = inference_max(replace(point, model="deepseek-v3"))
+    assert deepseek.max_tokens == (32 + 1024 + 64 + 63) // 64 * 64
+    made = generated(replace(point, version="1.0.0rc3", prompt=4096))
+    assert made.max_tokens == 4096 + 1500 + 32 and not made.late
+    assert generated(replace(point, backend="sglang", version="0.5.6.post2")).discipline == "sglang_mixed"
+
+
+def test_what_was_measured_twice_is_predicted_once(points, monkeypatch):
+    case = point(points, "vLLM 0.12.0", "qwen3-32b", 8, "1024/128 tokens, 8 users")
+    asked = []
+
+    def answer(question):
+        asked.append(question)
+        return {"ttft": 0.1}
+
+    monkeypatch.setattr(replay, "answer", answer)
+    rows = replay.replay([case, replace(case, measured={"ttft": 0.2})], ["roofline"], {}, Pool(0))
+    assert len(asked) == 1
+    assert [row.errors["ttft"] for row in rows] == [pytest.approx(0.1 / case.measured["ttft"] - 1), pytest.approx(-0.5)]
 
 
 # --- what is told
@@ -190,9 +253,9 @@ def test_summary_takes_the_best_prediction_of_each_case_and_leaves_out_the_impos
 def test_results_come_back_as_they_were_written(tmp_path):
     rows = [row("a", "roofline", False, -0.5)]
     results.write(rows, [], "s", "test", tmp_path)
-    results.write_unknowns({"roofline": {"e": Unknowns(1e-3, 2e-6, 0.0, 2048)}}, tmp_path)
+    results.write_unknowns({"roofline": {"e": Unknowns(1e-3, 2e-6, 1e-4, 0.02)}}, tmp_path)
     assert results.read(tmp_path) == rows
-    assert results.read_unknowns(tmp_path) == {"roofline": {"e": Unknowns(1e-3, 2e-6, 0.0, 2048)}}
+    assert results.read_unknowns(tmp_path) == {"roofline": {"e": Unknowns(1e-3, 2e-6, 1e-4, 0.02)}}
 
 
 def test_page_is_made_from_recorded_results():
