@@ -74,7 +74,12 @@ def _serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Rec
             fruitless = _count_fruitless(fruitless, scheduler)
             continue
         due = min(source.due(), scheduler.wake)
-        if not scheduler.in_flight:
+        if scheduler.in_flight:
+            # Who gave something up and placed nothing is asked again now, not when somebody else happens to come back.
+            if planned.moved and not planned.launched and fruitless <= _patience(scheduler):
+                fruitless += 1
+                continue
+        else:
             if due == inf and not scheduler.live:
                 return
             if planned.moved or due <= now:
@@ -145,9 +150,13 @@ def _tell(source: Source, scheduler: Scheduler, recorder: Recorder) -> bool:
 
 def _count_fruitless(count: int, scheduler: Scheduler) -> int:
     """A policy may give up everything that runs before it places something, but not play with it for ever."""
-    if count > 2 * len(scheduler.sequences) + 2:
+    if count > _patience(scheduler):
         raise _stuck(scheduler)
     return count + 1
+
+
+def _patience(scheduler: Scheduler) -> int:
+    return 2 * len(scheduler.sequences) + 2
 
 
 def _count_naps(count: int, source: Source, scheduler: Scheduler) -> int:

@@ -170,7 +170,7 @@ class LastInFirstOut(SimBackend):
     def wait(self, until: float = inf) -> Done | None:
         done = super().wait(until)
         if done and (later := super().wait(done.finished + 1.0)):
-            self._ready.appendleft((done, Step(done.step, 0, 0.0, ())))
+            self._ready.appendleft(done)
             return later
         return done
 

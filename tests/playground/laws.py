@@ -53,6 +53,7 @@ class Laws:
         self._arrived: set[int] = set()
         self._flights: dict[int, tuple[Step, set[str]]] = {}
         self._requests: dict[tuple[int, int], Request] = {}  # by (group, sequence)
+        self._all: dict[int, Request] = {}
         self._tables: dict[int, Table] = {}
         self._device: dict[tuple[int, int], list[Cell]] = defaultdict(self._block)
         self._host: dict[tuple[int, int], list[Cell]] = defaultdict(self._block)
@@ -68,6 +69,7 @@ class Laws:
     def arrived(self, request: Request) -> None:
         assert request.id not in self._arrived
         self._arrived.add(request.id)
+        self._all[request.id] = request
 
     def looked(self, now: float, commits: int) -> None:
         assert commits == len(self.dones)
@@ -240,7 +242,7 @@ class Laws:
         for before, after in zip(launched.slices, step.slices, strict=True):
             assert after._replace(blocks=()) == before._replace(blocks=())
             assert after.blocks[: len(before.blocks)] == before.blocks
-            request = self._requests[step.group, after.sequence]
+            request = self._all[after.sequence]  # its backend may have been told of its end meanwhile
             table = self._tables[after.sequence]
             table.blocks.extend(after.blocks[len(before.blocks) :])
             for tick in range(1, done.count):

@@ -90,7 +90,7 @@ ONE_TOKEN_PROMPTS = Scenario(
 
 
 @example(ONE_TOKEN_PROMPTS)
-@MANY
+@SOME
 @given(scenarios())
 def test_quiet_stretches_in_one_go_are_what_stepping_gives(scenario):
     merged = scenario.but(spec=replace(scenario.spec, repeats=True))
@@ -102,8 +102,14 @@ def test_quiet_stretches_in_one_go_are_what_stepping_gives(scenario):
         for stepped, expanded in zip(expand(one, size), expand(other, size), strict=True):
             assert stepped.to_pylist() == expanded.to_pylist()
         for name in ("requests", "events", "arrivals"):
-            columns = [column for column in SCHEMAS[name].names if column != "look"]
-            assert read(one, name, columns).to_pylist() == read(other, name, columns).to_pylist()
+            assert rows(one, name, scenario.spec) == rows(other, name, scenario.spec)
+
+
+def rows(folder: str, name: str, spec: Spec) -> list[dict]:
+    """Of a table, but for looks; in order of time only where replicas end something at the same time."""
+    columns = [column for column in SCHEMAS[name].names if column != "look"]
+    found = read(folder, name, columns).to_pylist()
+    return sorted(found, key=str) if len(spec.groups) > 1 else found
 
 
 def test_a_lone_decode_is_one_row():

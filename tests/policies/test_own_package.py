@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from playground.draft import How
 from policies.composed import Admissions, Decodes
+from policies.overlap import Overlap
 
 
 class MyPolicy:
@@ -67,8 +68,9 @@ class Home:
         return 0
 
 
-class Eager:
-    run_ahead = 2
+class Eager(Overlap):
+    def outstanding(self, spec):
+        return 2
 '''
 
 
