@@ -45,8 +45,8 @@ def inference_max(point: Point) -> Engine:
 
 
 def generated(point: Point) -> Engine:
-    """A step holds one prompt and 1500 tokens more; SGLang mixes prompts and decodes since its template says so in a
-    way that the server understands (0.5.3), and starts whole prompts up to its default of 16384 tokens before."""
+    """A step holds one prompt and 1500 tokens more. SGLang mixes prompts and decodes, but for 0.5.1, whose template
+    misspells the flag: that starts whole prompts first, up to 16384 tokens (rather than 8192: chosen on `fit` rows)."""
     tokens = point.prompt + 1500
     match point.backend:
         case "vllm":
