@@ -43,9 +43,9 @@ class InFlight:
         return FOREVER
 
     def _hold_back(self, draft: Draft) -> bool:
-        """Counts only while prompts wait, so that quiet stretches, in which none does, may be skipped."""
+        """Counts only while prompts could come in: in quiet stretches, which may be skipped, none can."""
         waited = self._waited.pop(draft.rank, 0)
-        if not draft.waiting or not draft.tokens or waited >= self.wait_steps:
+        if not draft.waiting or draft.seats < 1 or not draft.tokens or waited >= self.wait_steps:
             return False
         if draft.tokens + draft.waiting_tokens >= self.wait_share * self.tokens:
             return False

@@ -14,6 +14,7 @@ from playground.workload.source import OpenLoop
 from policies.admission import Always, FullPrompt, MaxLength, Watermark
 from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThrottling, TokenThrottling2025, Unified
 from policies.composed import Composed
+from policies.inflight import InFlight
 from policies.overlap import Overlap
 from policies.route import LeastOutstanding, RoundRobin
 from policies.victims import Largest, LastArrived
@@ -76,6 +77,7 @@ BUDGETS = st.one_of(
     st.builds(PrefillFirst, tokens=TOKENS),
     st.builds(Unified, tokens=TOKENS, long_prefill_threshold=st.sampled_from([0, 2, 10])),
     st.builds(ChunkedPrefill, tokens=TOKENS),
+    st.builds(InFlight, tokens=TOKENS, wait_steps=st.sampled_from([0, 2, 5]), wait_share=st.sampled_from([0.3, 1.0])),
     st.builds(TokenThrottling, **THROTTLES),
     st.builds(TokenThrottling2025, **THROTTLES),
 )

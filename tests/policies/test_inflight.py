@@ -8,8 +8,8 @@ from policies.inflight import InFlight
 from tests.policies.scene import Machine
 
 
-def machine(**options):
-    return Machine(Composed(InFlight(**options), admission=MaxLength()))
+def machine(spec=None, **options):
+    return Machine(Composed(InFlight(**options), admission=MaxLength()), **(spec or {}))
 
 
 def test_prompts_enter_whole_beside_decodes():
@@ -42,6 +42,17 @@ def test_every_prompt_may_wait_anew():
         engine.arrive(prompt=20, output=9)
         assert len(engine.turn()) == number
         assert len(engine.turn()) == number + 1
+
+
+def test_what_has_no_seat_is_not_held_back():
+    """Or the count would depend on how many steps of a quiet stretch were skipped."""
+    engine = machine(spec={"max_seqs": 2}, tokens=100, wait_steps=2, wait_share=0.9)
+    engine.arrive(prompt=20, output=5)
+    engine.arrive(prompt=20, output=20)
+    engine.turn()
+    engine.arrive(prompt=20, output=9)
+    turns = [engine.turn() for _ in range(7)]
+    assert [len(turn) for turn in turns] == [2, 2, 2, 2, 1, 1, 2]
 
 
 @pytest.mark.parametrize("option", [{"tokens": 0}, {"wait_steps": -1}, {"wait_share": 1.5}])
