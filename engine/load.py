@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import torch
 from engine.config import DecoderConfig, find_config, read_config, read_json
 from engine.errors import EngineError
 from engine.memory import enough_memory, room, whole_or_nothing
-from engine.models.decoder import Decoder
+from engine.models.decoder import WHOLE, Decoder, Part
+from engine.parallel.layout import Layout, Place, local_config
+from engine.shard import Cut
 from engine.weights import Weights, random_weights, read_weights
 from kernels.registry import IMPLEMENTATIONS, Need, chosen, select
-from playground.model import ModelShape
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -24,10 +26,26 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's share of a model: where it is, and whom it speaks to."""
+
+    layout: Layout
+    place: Place
+    part: Part
+
+
+LONE = Share(Layout(), Place(0, 0, 0), WHOLE)
+
+
 def load_model(
-    path: str | Path, dtype: str = "float32", device: str = "cpu", kernels: Mapping[str, str] | None = None
+    path: str | Path,
+    dtype: str = "float32",
+    device: str = "cpu",
+    kernels: Mapping[str, str] | None = None,
+    share: Share = LONE,
 ) -> Decoder:
-    """The decoder of a checkpoint's folder.
+    """The decoder of a checkpoint's folder, or a rank's share of it.
 
     `dtype` is one of `DTYPES`, or `auto` for the checkpoint's own. `kernels` names implementations by operation where
     the fastest is not wanted. What is wrong with the folder is an `EngineError`.
@@ -36,7 +54,7 @@ def load_model(
     if not folder.is_dir():
         raise EngineError(f"model.path={path}: no such folder; give a Hugging Face checkpoint's folder")
     config = read_config(folder)
-    return _decoder(config, _dtype(dtype, config), device, kernels, partial(read_weights, folder))
+    return _decoder(config, _dtype(dtype, config), device, kernels, partial(read_weights, folder), share)
 
 
 def random_model(
@@ -45,10 +63,11 @@ def random_model(
     device: str = "cpu",
     kernels: Mapping[str, str] | None = None,
     seed: int = 0,
+    share: Share = LONE,
 ) -> Decoder:
     """A decoder with the shape of a checkpoint's folder, a `config.json` or a shipped model, and random weights."""
     config = find_config(path)
-    return _decoder(config, _dtype(dtype, config), device, kernels, partial(random_weights, seed=seed))
+    return _decoder(config, _dtype(dtype, config), device, kernels, partial(random_weights, seed=seed), share)
 
 
 def _decoder(
@@ -56,10 +75,13 @@ def _decoder(
     dtype: torch.dtype,
     device: str,
     kernels: Mapping[str, str] | None,
-    weights: Callable[[ModelShape, torch.dtype, str], Weights],
+    weights: Callable[..., Weights],
+    share: Share,
 ) -> Decoder:
     """Operations and sizes first: what cannot be is told before gigabytes are read."""
-    shape, place = config.shape, _device(device)
+    whole, local = config.shape, local_config(config, share.layout, share.place)
+    keep = Cut(whole, share.layout.span(share.place.stage, whole.layers), share.place.tp_rank, share.layout.tp)
+    shape, place = local.shape, _device(device)
     need = Need(dtype, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden)
     _check_attention(place, kernels, need)
     ops = select(place.type, kernels, need)
@@ -70,7 +92,7 @@ def _decoder(
     if shape.parameters * dtype.itemsize > room(place):
         raise EngineError(too_large)
     with whole_or_nothing(), enough_memory(too_large):
-        return Decoder(config, weights(shape, dtype, device), ops)
+        return Decoder(local, weights(whole, dtype, device, keep=keep), ops, share.part)
 
 
 def _device(name: str) -> torch.device:

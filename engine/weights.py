@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from zipfile import is_zipfile
 
 import torch
@@ -45,12 +45,46 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A whole decoder; `head` is `embedding` itself where they are tied."""
+    """A decoder, or one rank's part of it; `head` is `embedding` itself where they are tied.
 
-    embedding: Tensor
+    Only the first stage of a pipeline has an embedding, only the last one norm and head.
+    """
+
+    embedding: Tensor | None
     layers: tuple[LayerWeights, ...]
-    norm: Tensor
-    head: Tensor
+    norm: Tensor | None
+    head: Tensor | None
+
+
+class Keep(Protocol):
+    """What of a model a rank keeps: see `engine.shard.Cut`."""
+
+    @property
+    def layers(self) -> range: ...
+
+    @property
+    def first(self) -> bool: ...
+
+    @property
+    def last(self) -> bool: ...
+
+    def layer(self, whole: LayerWeights) -> LayerWeights: ...
+
+    def vocabulary(self, table: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """A lone rank keeps all."""
+
+    layers: range
+    first = last = True
+
+    def layer(self, whole: LayerWeights) -> LayerWeights:
+        return whole
+
+    def vocabulary(self, table: Tensor) -> Tensor:
+        return table
 
 
 class Checkpoint:
@@ -91,16 +125,25 @@ class Checkpoint:
                 raise EngineError(f"{file}: tensor {name} is {stray}; check config.json, or fetch the checkpoint again")
 
 
-def read_weights(folder: Path, shape: ModelShape, dtype: torch.dtype, device: torch.device | str) -> Weights:
-    """All tensors of a checkpoint, as `dtype` on `device`; an `EngineError` names the file and the tensor."""
+def read_weights(
+    folder: Path, shape: ModelShape, dtype: torch.dtype, device: torch.device | str, keep: Keep | None = None
+) -> Weights:
+    """A rank's tensors of a checkpoint, as `dtype` on `device`; an `EngineError` names the file and the tensor."""
+    keep = keep or Everything(range(shape.layers))
     reader = _Reader(Checkpoint(folder), shape, dtype, torch.device(device))
-    embedding = reader.tensor("model.embed_tokens.weight", shape.vocabulary, shape.hidden)
-    layers = tuple(reader.layer(f"model.layers.{index}") for index in range(shape.layers))
-    norm = reader.tensor("model.norm.weight", shape.hidden)
-    head = embedding if shape.tied_embeddings else reader.tensor("lm_head.weight", shape.vocabulary, shape.hidden)
-    # Tied heads and rotary tables are saved by some tools although they follow from the rest.
-    reader.checkpoint.refuse_leftovers("rotary_emb.inv_freq", *(["lm_head.weight"] if shape.tied_embeddings else []))
-    return Weights(embedding, layers, norm, head)
+    table = (shape.vocabulary, shape.hidden)
+    tied = shape.tied_embeddings
+    embedding = head = norm = None
+    if keep.first or (keep.last and tied):
+        embedding = keep.vocabulary(reader.tensor("model.embed_tokens.weight", *table))
+    layers = tuple([keep.layer(reader.layer(f"model.layers.{index}")) for index in keep.layers])
+    if keep.last:
+        norm = reader.tensor("model.norm.weight", shape.hidden)
+        head = embedding if tied else keep.vocabulary(reader.tensor("lm_head.weight", *table))
+    if keep.first and keep.last:
+        # Tied heads and rotary tables are saved by some tools although they follow from the rest.
+        reader.checkpoint.refuse_leftovers("rotary_emb.inv_freq", *(["lm_head.weight"] if tied else []))
+    return Weights(embedding if keep.first else None, layers, norm, head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +187,22 @@ class _Reader:
         return torch.cat((queries, keys))
 
 
-def random_weights(shape: ModelShape, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Weights:
-    """Weights drawn on the device itself, the same for the same seed and kind of device.
+def random_weights(
+    shape: ModelShape, dtype: torch.dtype, device: torch.device | str, seed: int = 0, keep: Keep | None = None
+) -> Weights:
+    """Weights drawn on the device itself, the same for the same seed and kind of device, whatever is kept of them.
 
     They are scaled so that what the layers compute neither vanishes nor explodes, and greedy text goes on and on.
     """
+    keep = keep or Everything(range(shape.layers))
     draw = _Draw(shape, dtype, torch.device(device), torch.Generator(device).manual_seed(seed))
-    head = draw.projection(shape.vocabulary, shape.hidden, gain=4.5)
+    head = keep.vocabulary(draw.projection(shape.vocabulary, shape.hidden, gain=4.5).weight)
     tied = shape.tied_embeddings
-    embedding = head.weight if tied else draw.normal(shape.vocabulary, shape.hidden, deviation=0.4)
-    layers = tuple(draw.layer() for _ in range(shape.layers))
-    return Weights(embedding, layers, draw.around(1.0, shape.hidden), head.weight)
+    embedding = head if tied else keep.vocabulary(draw.normal(shape.vocabulary, shape.hidden, deviation=0.4))
+    drawn = ((index, draw.layer()) for index in range(shape.layers))
+    layers = tuple([keep.layer(layer) for index, layer in drawn if index in keep.layers])
+    norm = draw.around(1.0, shape.hidden)
+    return Weights(embedding if keep.first else None, layers, norm if keep.last else None, head if keep.last else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,43 @@ class Place(Protocol):
         ...
 
 
+class Team(Protocol):
+    """Ranks that each have a share of every layer's heads and widths."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> None:
+        """The sum over all ranks, in place."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[rows, width] of every rank side by side, [rows, size * width]."""
+        ...
+
+
+class Neighbour(Protocol):
+    """Another stage of the pipeline."""
+
+    def receive(self, like: Tensor) -> Tensor: ...
+
+    def send(self, x: Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of the model this is, and whom it speaks to: the whole, unless said otherwise."""
+
+    first: bool = True
+    last: bool = True
+    team: Team | None = None
+    before: Neighbour | None = None
+    after: Neighbour | None = None
+
+
+WHOLE = Part()
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """One layer's weights as the chosen operations want them: norms, gate and residual belong to projections."""
@@ -61,37 +98,92 @@ class _Layer:
 class Decoder:
     """A decoder with its weights; calling it computes logits and writes KV into the pool it is given."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, ops: Ops) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, ops: Ops, part: Part = WHOLE) -> None:
+        """`config` and `weights` are those of the part."""
         self.config = config
         self.shape = config.shape
         self.ops = ops
-        self._embedding = weights.embedding
-        # Padding may hold ids that are no rows; on a CPU there is none, and checking costs time.
-        self._embed = F.embedding if self.device.type == "cpu" else ops.embedding
-        self._layers = [_layer(layer, ops, config.rms_eps) for layer in weights.layers]
-        self._head = ops.norm_linear(weights.norm, config.rms_eps, weights.head, None)
+        self.part = part
+        self._example = weights.layers[0].attention_norm
+        self._embed = _embedding(weights.embedding, ops, part.team)
+        self._layers = [_layer(layer, ops, config.rms_eps, part.team) for layer in weights.layers]
+        self._head = _head(weights, config, ops, part.team)
         self._scale = self.shape.head_dim**-0.5
         fused = ops.place_qkv is not reference.place_qkv
         self._places: _Fused | _Stepwise = (_Fused if fused else _Stepwise)(config, ops, self.dtype, self.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._embedding.dtype
+        return self._example.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._embedding.device
+        return self._example.device
 
     def __call__(self, inputs: Inputs, pool: KvPool) -> Tensor:
-        """Logits of the wanted rows, [rows, vocabulary], in the model's dtype."""
+        """Logits of the wanted rows, [rows, vocabulary], in the model's dtype; [0, vocabulary] unless `part.last`."""
         attend = self.ops.attention(inputs.pages)
         place = self._places.of(inputs.positions, inputs.slots)
-        x = self._embed(inputs.tokens, self._embedding)  # [T, hidden]; every layer adds to it in place
+        x = self._begun(inputs)  # [T, hidden]; every layer adds to it in place
         for layer, kv, window in zip(self._layers, pool.layers, self.config.windows, strict=True):
             queries = place(layer.qkv(x), layer.qk_norm, kv)
             x = layer.out(attend(queries, kv, self._scale, window), x)
             x = layer.down(layer.gate_up(x), x)
+        if self.part.after is not None:
+            self.part.after.send(x)
+            return x.new_empty(0, self.shape.vocabulary)
         return self._head(x if inputs.rows is None else x.index_select(0, inputs.rows))
+
+    def _begun(self, inputs: Inputs) -> Tensor:
+        if self.part.before is None:
+            return self._embed(inputs.tokens)
+        return self.part.before.receive(self._example.new_empty(len(inputs.tokens), self.shape.hidden))
+
+
+def _embedding(table: Tensor | None, ops: Ops, team: Team | None) -> Callable[[Tensor], Tensor]:
+    """Rows of the table by tokens; of a team's rank those that it has, and all of them once they are added up."""
+    if table is None:
+        return _absent
+    if team is None:
+        # Padding may hold ids that are no rows; on a CPU there is none, and checking costs time.
+        embed = F.embedding if table.device.type == "cpu" else ops.embedding
+        return lambda tokens: embed(tokens, table)
+
+    def embedded(tokens: Tensor) -> Tensor:
+        x = ops.embedding(tokens - team.rank * len(table), table)
+        team.all_reduce(x)
+        return x
+
+    return embedded
+
+
+def _head(weights: Weights, config: DecoderConfig, ops: Ops, team: Team | None) -> Callable[[Tensor], Tensor]:
+    """Logits of hidden states; each of a team's ranks has some columns, and gets all."""
+    if weights.norm is None or weights.head is None:
+        return _absent
+    project = ops.norm_linear(weights.norm, config.rms_eps, weights.head, None)
+    if team is None:
+        return project
+    return lambda x: team.gather(project(x))[:, : config.shape.vocabulary]
+
+
+def _absent(_: Tensor) -> Tensor:
+    raise RuntimeError("this stage of the pipeline has no such part")
+
+
+def _summed(add: Callable[[Tensor, Tensor], Tensor], team: Team | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """Every rank of a team adds its share to the residual, which comes in once."""
+    if team is None:
+        return add
+
+    def added(y: Tensor, x: Tensor) -> Tensor:
+        if team.rank:
+            x.zero_()
+        x = add(y, x)
+        team.all_reduce(x)
+        return x
+
+    return added
 
 
 class _Fused:
@@ -135,11 +227,11 @@ class _Stepwise:
         return place
 
 
-def _layer(weights: LayerWeights, ops: Ops, eps: float) -> _Layer:
+def _layer(weights: LayerWeights, ops: Ops, eps: float, team: Team | None) -> _Layer:
     return _Layer(
         qkv=ops.norm_linear(weights.attention_norm, eps, *weights.qkv),
         qk_norm=weights.qk_norm,
-        out=ops.add_linear(*weights.out),
+        out=_summed(ops.add_linear(*weights.out), team),
         gate_up=ops.norm_gated(weights.mlp_norm, eps, *weights.gate_up),
-        down=ops.add_linear(*weights.down),
+        down=_summed(ops.add_linear(*weights.down), team),
     )

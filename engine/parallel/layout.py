@@ -1,0 +1,105 @@
+"""Who computes what: ranks as a grid of replicas, pipeline stages and tensor-parallel ranks. It knows no tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from engine.config import DecoderConfig
+from engine.errors import EngineError
+from playground.model import ModelShape
+
+
+class Place(NamedTuple):
+    """A rank's place in the grid."""
+
+    replica: int
+    stage: int
+    tp_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`replicas` x `stages` x `tp` ranks, numbered in this order; `layers` says how many each stage has.
+
+    Without `layers` they are dealt out evenly, the first stages taking one more where they do not divide.
+    """
+
+    stages: int = 1
+    tp: int = 1
+    replicas: int = 1
+    layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "tp", "replicas"):
+            if (value := getattr(self, name)) < 1:
+                raise EngineError(f"parallel.{name}={value} must be at least 1")
+
+    @property
+    def ranks(self) -> int:
+        return self.replicas * self.stages * self.tp
+
+    def place(self, rank: int) -> Place:
+        """Where a rank of 0 .. ranks - 1 is."""
+        replica, within = divmod(rank, self.stages * self.tp)
+        return Place(replica, *divmod(within, self.tp))
+
+    def rank(self, place: Place) -> int:
+        return (place.replica * self.stages + place.stage) * self.tp + place.tp_rank
+
+    def named(self, rank: int) -> str:
+        """As errors speak of a rank."""
+        place = self.place(rank)
+        sizes = (("replica", self.replicas), ("stage", self.stages), ("tp_rank", self.tp))
+        parts = [f"{name} {value}" for (name, size), value in zip(sizes, place, strict=True) if size > 1]
+        return f"rank {rank}" + (f" ({', '.join(parts)})" if parts else "")
+
+    def cut(self, layers: int) -> tuple[int, ...]:
+        """How many of the model's layers each stage has."""
+        if self.layers:
+            if len(self.layers) != self.stages or sum(self.layers) != layers or min(self.layers) < 1:
+                raise EngineError(
+                    f"parallel.layers={list(self.layers)} must give each of {self.stages} stages at least one of the "
+                    f"model's {layers} layers, and all of them"
+                )
+            return self.layers
+        if self.stages > layers:
+            raise EngineError(f"parallel.stages={self.stages}: the model has {layers} layers; take fewer stages")
+        each, more = divmod(layers, self.stages)
+        return tuple(each + (stage < more) for stage in range(self.stages))
+
+    def span(self, stage: int, layers: int) -> range:
+        """Which of the model's layers a stage has."""
+        ends = [0, *accumulate(self.cut(layers))]
+        return range(ends[stage], ends[stage + 1])
+
+
+def check_divides(shape: ModelShape, tp: int) -> None:
+    """Refuse a model whose heads or widths tensor-parallel ranks cannot share."""
+    for name in ("heads", "intermediate"):
+        if (value := getattr(shape, name)) % tp:
+            raise EngineError(f"parallel.tp={tp} does not divide the model's {value} {name}; take a tp that does")
+    if shape.kv_heads % tp and tp % shape.kv_heads:
+        raise EngineError(
+            f"parallel.tp={tp} and the model's {shape.kv_heads} kv_heads: one must divide the other; take another tp"
+        )
+
+
+def local_config(config: DecoderConfig, layout: Layout, place: Place) -> DecoderConfig:
+    """What one rank has of a model: its stage's layers, its share of heads and widths. Vocabularies stay whole.
+
+    Where there are more ranks than KV heads, a head is held by several.
+    """
+    shape, tp = config.shape, layout.tp
+    check_divides(shape, tp)
+    span = layout.span(place.stage, shape.layers)
+    local = replace(
+        shape,
+        layers=len(span),
+        heads=shape.heads // tp,
+        kv_heads=max(shape.kv_heads // tp, 1),
+        intermediate=shape.intermediate // tp,
+        windows=shape.windows[span.start : span.stop],
+    )
+    return replace(config, shape=local, windows=config.windows[span.start : span.stop])

@@ -1,0 +1,79 @@
+"""Cutting a model's tensors for one rank: layers by stage, heads, widths and vocabulary by tensor-parallel rank.
+
+Column-parallel projections (queries, keys, values, gate, up) give each rank outputs of its own; row-parallel ones (out,
+down) give sums that all ranks add up (Megatron-LM, arXiv 1909.08053).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.weights import LayerWeights, Linear
+from playground.model import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What one rank keeps of a model of this (whole) shape."""
+
+    shape: ModelShape
+    layers: range
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        return self.layers.start == 0
+
+    @property
+    def last(self) -> bool:
+        return self.layers.stop == self.shape.layers
+
+    def layer(self, whole: LayerWeights) -> LayerWeights:
+        if self.size == 1:
+            return whole
+        shape = self.shape
+        heads = [shape.query_width, shape.kv_width, shape.kv_width]
+        return replace(
+            whole,
+            qkv=self._columns(whole.qkv, heads, [shape.heads, shape.kv_heads, shape.kv_heads]),
+            qk_norm=None if whole.qk_norm is None else self._norms(whole.qk_norm),
+            out=self._rows(whole.out),
+            gate_up=self._columns(whole.gate_up, [shape.intermediate] * 2, [self.size] * 2),
+            down=self._rows(whole.down),
+        )
+
+    def vocabulary(self, table: Tensor) -> Tensor:
+        """This rank's rows of an embedding or a head; zeros where the last rank has fewer."""
+        if self.size == 1:
+            return table
+        each = -(-len(table) // self.size)
+        mine = table[self.rank * each : (self.rank + 1) * each]
+        return F.pad(mine, (0, 0, 0, each - len(mine))).contiguous()
+
+    def _columns(self, whole: Linear, widths: list[int], heads: list[int]) -> Linear:
+        weight = self._part(whole.weight, widths, heads)
+        return Linear(weight, None if whole.bias is None else self._part(whole.bias, widths, heads))
+
+    def _rows(self, whole: Linear) -> Linear:
+        """A bias is added once: by the first rank."""
+        return Linear(whole.weight.chunk(self.size, 1)[self.rank].contiguous(), None if self.rank else whole.bias)
+
+    def _norms(self, whole: Tensor) -> Tensor:
+        heads = [self.shape.heads, self.shape.kv_heads]
+        return self._part(whole, heads, heads)
+
+    def _part(self, whole: Tensor, widths: Sequence[int], heads: Sequence[int]) -> Tensor:
+        """Of each of several tensors under one another, of so many rows and heads, this rank's heads."""
+        parts = zip(whole.split(list(widths)), heads, strict=True)
+        return torch.cat([self._heads(part, count) for part, count in parts])
+
+    def _heads(self, part: Tensor, count: int) -> Tensor:
+        if count % self.size == 0:
+            return part.chunk(self.size)[self.rank]
+        return part.chunk(count)[self.rank * count // self.size]  # fewer than ranks: some ranks hold the same one
