@@ -1,0 +1,119 @@
+"""Shares of a model compute what the whole does, with real processes over Gloo."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.config import find_config
+from engine.errors import EngineError
+from engine.kv import KvPool
+from engine.load import load_model, random_model
+from engine.models.decoder import Inputs
+from engine.parallel.layout import Layout, Place, local_config
+from engine.shard import Cut
+from engine.tiny import tiny
+from engine.weights import read_weights
+from kernels.batch import PagedBatch
+from tests.engine.parallel.ranks import logits
+
+IDS = [5, 17, 3, 99, 41, 7, 23]
+CHUNKS = [(0, IDS[:4]), (4, IDS[4:])]
+
+
+def alone(model) -> torch.Tensor:
+    pool = KvPool(model.shape, 8, 4, torch.float32)
+    positions = torch.arange(len(IDS))
+    pages = PagedBatch([0], [len(IDS)], torch.arange(8)[None], 4)
+    with torch.inference_mode():
+        return model(Inputs(torch.tensor(IDS), positions, positions, torch.tensor([len(IDS) - 1]), pages), pool)
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("llama", {"tp": 2}),
+        ("qwen2", {"tp": 4}),
+        ("qwen3", {"stages": 2, "tp": 2}),
+        ("qwen2", {"stages": 3}),
+    ],
+    ids=str,
+)
+def test_logits_are_those_of_one_rank(family, layout):
+    """Every rank of the last stage has them all; earlier stages have none. Qwen2 has biases, Qwen3 norms of heads."""
+    expected = alone(load_model(tiny(family)))
+    tp = layout.get("tp", 1)
+    found = logits(tiny(family), CHUNKS, layout)
+    for got in found[-tp:]:
+        torch.testing.assert_close(torch.tensor(got), expected, rtol=1e-4, atol=1e-4)
+        assert torch.tensor(got).argmax() == expected.argmax()
+    assert all(got == [] for got in found[:-tp])
+
+
+def test_random_weights_are_those_of_one_rank_whatever_the_layout():
+    expected = alone(random_model(tiny("llama"), "float32"))
+    got = logits(tiny("llama"), CHUNKS, {"stages": 2, "layers": [3, 1]}, random=True)[-1]
+    torch.testing.assert_close(torch.tensor(got), expected, rtol=1e-4, atol=1e-4)
+
+
+# --- cuts
+
+
+def cut(family, rank, size):
+    config = find_config(tiny(family))
+    whole = read_weights(tiny(family), config.shape, torch.float32, "cpu")
+    keep = Cut(config.shape, range(config.shape.layers), rank, size)
+    return whole, keep, config.shape
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_each_rank_has_its_heads_and_a_bias_is_added_once(size):
+    for rank in range(size):
+        whole, keep, shape = cut("qwen2", rank, size)
+        layer, full = keep.layer(whole.layers[0]), whole.layers[0]
+        width = shape.query_width // size
+        assert torch.equal(layer.qkv.weight[:width], full.qkv.weight[rank * width : (rank + 1) * width])
+        held = max(shape.kv_heads // size, 1) * shape.head_dim
+        assert len(layer.qkv.weight) == width + 2 * held
+        assert torch.equal(layer.out.weight, full.out.weight[:, rank * width : (rank + 1) * width])
+        inner = shape.intermediate // size
+        up = full.gate_up.weight[shape.intermediate :]
+        assert torch.equal(layer.gate_up.weight[inner:], up[rank * inner : (rank + 1) * inner])
+        assert (layer.out.bias is None) or rank == 0
+
+
+def test_a_vocabulary_that_does_not_divide_is_filled_with_zeros():
+    keep = Cut(find_config(tiny("llama")).shape, range(4), 2, 3)
+    assert keep.vocabulary(torch.arange(8.0).view(4, 2)).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    keep = Cut(find_config(tiny("llama")).shape, range(4), 1, 3)
+    assert keep.vocabulary(torch.arange(8.0).view(4, 2)).tolist() == [[4.0, 5.0], [6.0, 7.0]]
+
+
+# --- layouts
+
+
+def test_ranks_are_numbered_by_replica_stage_and_tensor_parallel_rank():
+    layout = Layout(stages=2, tp=3, replicas=2)
+    places = [layout.place(rank) for rank in range(layout.ranks)]
+    assert places[7] == Place(1, 0, 1) and places[4] == Place(0, 1, 1)
+    assert [layout.rank(place) for place in places] == list(range(12))
+    assert layout.named(7) == "rank 7 (replica 1, stage 0, tp_rank 1)" and Layout().named(0) == "rank 0"
+
+
+def test_layers_are_dealt_out_evenly_or_as_told():
+    assert Layout(stages=3).cut(8) == (3, 3, 2)
+    assert Layout(stages=2, layers=(5, 3)).span(1, 8) == range(5, 8)
+
+
+@pytest.mark.parametrize(
+    ("layout", "told"),
+    [
+        (dict(tp=3), r"parallel\.tp=3 does not divide the model's \d+ heads"),
+        (dict(stages=9), r"parallel\.stages=9: the model has 4 layers"),
+        (dict(stages=2, layers=(2, 1)), r"parallel\.layers=\[2, 1\] must give each of 2 stages"),
+        (dict(tp=0), r"parallel\.tp=0 must be at least 1"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_told(layout, told):
+    with pytest.raises(EngineError, match=told):
+        local_config(find_config(tiny("llama")), Layout(**layout), Place(0, 0, 0))
