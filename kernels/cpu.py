@@ -75,6 +75,38 @@ class PackedLinear:
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
 
+def route(logits: Tensor, active: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    """As the reference, without sorting what is not picked; which of equals is picked is torch's choice."""
+    shares, ids = logits.float().softmax(-1).topk(active, -1)
+    return (shares.div_(shares.sum(-1, keepdim=True)) if normalise else shares), ids.int()
+
+
+class Experts:
+    """As the reference: tokens sorted by expert, so that only experts that were picked do anything, each once."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor, held: Tensor | None = None) -> None:
+        self._gate_up = [linear(weight, None) for weight in gate_up]
+        self._down = [linear(weight, None) for weight in down]
+        self._held = reference.held_in_order(gate_up) if held is None else held
+        self._outputs = down.shape[1]
+
+    def __call__(self, x: Tensor, shares: Tensor, picks: Tensor, residual: Tensor) -> Tensor:
+        places = self._held[picks.long()].flatten()
+        counts = torch.bincount(places + 1, minlength=len(self._down) + 1).tolist()  # first those of other ranks
+        order = places.argsort()[counts[0] :]
+        tokens = order // picks.shape[1]
+        rows, sums = x.index_select(0, tokens), x.new_empty(len(order), self._outputs)
+        begin = 0
+        for expert, count in enumerate(counts[1:]):
+            if count:
+                here = slice(begin, begin + count)
+                sums[here] = self._down[expert](silu_mul(self._gate_up[expert](rows[here])))
+                begin += count
+        total = torch.zeros(residual.shape, dtype=torch.float32)
+        total.index_add_(0, tokens, shares.flatten()[order, None] * sums)
+        return residual.add_(total)
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Neighbouring slices of one length whose contexts are near enough to be padded to the longest."""

@@ -1,7 +1,8 @@
 """The specification: every operation in plain torch, as short as it can be said.
 
 Shapes: T tokens of a flat batch, H query heads, K key-value heads, D elements of a head, S slices or rows, V
-vocabulary. One layer's KV pool is [blocks, block_size, 2, K, D]: index 0 of the third axis is the key, 1 the value.
+vocabulary, E experts. One layer's KV pool is [blocks, block_size, 2, K, D]: index 0 of the third axis is the key, 1 the
+value.
 """
 
 from __future__ import annotations
@@ -109,6 +110,47 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self._weight, self._bias)
+
+
+def route(logits: Tensor, active: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    """The `active` likeliest experts of each token by logits [T, E]: shares in float32 and ids in int32, [T, active].
+
+    Shares are of all experts together, or, to `normalise`, of those that were picked. Equals rank by id.
+    """
+    shares, ids = logits.float().softmax(-1).sort(descending=True, stable=True)
+    shares, ids = shares[:, :active], ids[:, :active].int()
+    return (shares / shares.sum(-1, keepdim=True) if normalise else shares), ids
+
+
+class Experts:
+    """Gated MLPs of which each token goes through some: gate_up [E, 2 * width, in], down [E, out, width].
+
+    `held` [experts of the model] int32 says where each expert is in these two, -1: not on this rank, whose sum then
+    lacks it; None: all are here, in order.
+    """
+
+    def __init__(self, gate_up: Tensor, down: Tensor, held: Tensor | None = None) -> None:
+        self._gate_up = gate_up
+        self._down = down
+        self._held = held_in_order(gate_up) if held is None else held
+
+    def __call__(self, x: Tensor, shares: Tensor, picks: Tensor, residual: Tensor) -> Tensor:
+        """residual [T, out] + the sum of the picked experts of x [T, in] by share, which overwrites the residual.
+
+        `shares` [T, active] float32 and `picks` [T, active] int32, as `route` has them.
+        """
+        places = self._held[picks.long()]
+        total = torch.zeros(residual.shape, dtype=torch.float32, device=x.device)
+        for expert, (gate_up, down) in enumerate(zip(self._gate_up, self._down, strict=True)):
+            tokens, picked = (places == expert).nonzero(as_tuple=True)
+            out = F.linear(silu_mul(F.linear(x[tokens], gate_up)), down)
+            total.index_add_(0, tokens, out.float() * shares[tokens, picked, None])
+        return residual.add_(total)
+
+
+def held_in_order(weights: Tensor) -> Tensor:
+    """Where each expert is, if all are here."""
+    return torch.arange(len(weights), dtype=torch.int32, device=weights.device)
 
 
 class Attention:

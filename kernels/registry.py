@@ -28,6 +28,12 @@ class Project(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+class Mix(Protocol):
+    """Experts that have been told their weights."""
+
+    def __call__(self, x: Tensor, shares: Tensor, picks: Tensor, residual: Tensor) -> Tensor: ...
+
+
 class Attend(Protocol):
     """Attention that has been told its batch: runs once for every layer."""
 
@@ -51,6 +57,9 @@ class Ops:
     """Likewise: x -> silu_mul(linear(rms_norm(x)))."""
     add_linear: Callable[[Tensor, Tensor | None], Callable[[Tensor, Tensor], Tensor]]
     """Of weight and bias: (x, residual) -> residual + linear(x), which overwrites the residual."""
+    route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
+    experts: Callable[[Tensor, Tensor, Tensor | None], Mix]
+    """Of gate_up, down and where each of the model's experts is in them; may keep weights in a layout of its own."""
     write_kv: Callable[[Tensor, Tensor, Tensor], None]
     place_qkv: Callable[..., Tensor]
     """Norm of heads, rotary embedding and write to the pool in one; may overwrite its first argument."""
@@ -71,6 +80,7 @@ class Need:
     kv_heads: int | None = None
     head_dim: int | None = None
     hidden: int | None = None
+    experts: int | None = None
 
 
 Objection = Callable[[Need], str | None]
@@ -149,6 +159,10 @@ def _wide_row(need: Need) -> str | None:
     return None if (need.hidden or 0) <= 1 << 15 else f"rows of {need.hidden}, at most {1 << 15}"
 
 
+def _many_experts(need: Need) -> str | None:
+    return None if (need.experts or 0) <= 1024 else f"{need.experts} experts, at most 1024"
+
+
 def _no_half(need: Need) -> str | None:
     halves = (torch.float16, torch.bfloat16)
     return None if need.dtype is None or need.dtype in halves else f"dtype {need.dtype}, takes float16, bfloat16"
@@ -195,6 +209,7 @@ def _flashinfer() -> Implementation:
 
 
 REFERENCE_NOTE = "not for the engine on a GPU: it asks the host for lengths"
+MIXTURE_NOTE = "not for the engine on a GPU: it asks the host which tokens are whose"
 CUDNN_NOTE = (
     "takes first chunks of 256 tokens or more outside of graphs, Triton the rest; a third less time at 2048 tokens, "
     "but the host stops to plan at each new shape"
@@ -245,6 +260,16 @@ IMPLEMENTATIONS: Mapping[str, Mapping[str, Implementation]] = {
     "norm_linear": _composed("norm_linear"),
     "norm_gated": _composed("norm_gated"),
     "add_linear": _composed("add_linear"),
+    "route": {
+        "reference": Implementation(reference.route),
+        "cpu": Implementation(cpu.route, CPU),
+        "triton": _gpu("triton.routing", "route", _many_experts),
+    },
+    "experts": {
+        "reference": Implementation(reference.Experts, note=MIXTURE_NOTE),
+        "cpu": Implementation(cpu.Experts, CPU),
+        "triton": _gpu("triton.experts", "Experts", _many_experts),
+    },
     "write_kv": {"reference": Implementation(reference.write_kv)},
     "place_qkv": {
         "reference": Implementation(reference.place_qkv),

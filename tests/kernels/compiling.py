@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from kernels.batch import SamplingRows
-from kernels.triton import activation, decode, launch, linear, norm, prefill, qkv, sampling
+from kernels.triton import activation, decode, experts, launch, linear, norm, pairs, prefill, qkv, routing, sampling
 
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 """Bytes of shared memory that a program may have (CUDA C++ programming guide 13.0, table of compute capabilities)."""
@@ -47,6 +47,12 @@ def projections(dtype: torch.dtype) -> None:
         linears.add_linear(weight, None)(x, torch.zeros(tokens, 512, dtype=dtype))
 
 
+def mixture(dtype: torch.dtype, tokens: int) -> None:
+    mix = experts.Experts(torch.zeros(8, 1536, 2048, dtype=dtype), torch.zeros(8, 2048, 768, dtype=dtype))
+    x = torch.zeros(tokens, 2048, dtype=dtype)
+    mix(x, *routing.route(torch.zeros(tokens, 8, dtype=dtype), 4, True), x.clone())
+
+
 def others() -> None:
     x = torch.zeros(4, WIDTH, dtype=BF16)
     norm.add_rms_norm(x, x.clone(), x[0], 1e-6)
@@ -69,6 +75,9 @@ CALLS: tuple[Callable[[], None], ...] = (
     lambda: attention(128, torch.float32),
     lambda: attention(256, torch.float32),
     lambda: projections(BF16),
+    lambda: mixture(BF16, 1),
+    lambda: mixture(BF16, 256),
+    lambda: mixture(torch.float32, 256),
     others,
     draws,
 )
@@ -93,12 +102,12 @@ def compiled(capability: int) -> Iterator[dict[str, Any]]:
     JITFunction.run = note  # type: ignore[method-assign]
     launch.early = lambda device: {"EARLY": capability >= 90}
     launch.shared_memory = lambda device: SHARED[capability]
-    for module in (activation, decode, linear, norm, qkv):
+    for module in (activation, decode, experts, linear, norm, pairs, qkv, routing):
         module.early = launch.early
-    for module in (linear, prefill):
+    for module in (experts, linear, prefill):
         module.shared_memory = launch.shared_memory
     try:
-        for call in CALLS if capability >= 90 else CALLS[:5]:  # the others need no shared memory to speak of
+        for call in CALLS if capability >= 90 else CALLS[:8]:  # the others need no shared memory to speak of
             call()
     finally:
         JITFunction.run = run
