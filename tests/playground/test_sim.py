@@ -367,6 +367,19 @@ def test_a_stretch_is_not_begun_once_its_step_was_stopped():
     assert backend.wait().count == 1
 
 
+def test_a_stopped_step_comes_back_even_if_its_sequence_was_forgotten_meanwhile():
+    """A client went away while the step was on the pipeline's second stage, and the next step said so."""
+    backend = modelled(Spec(blocks=9, stages=2, repeats=True), base=1.0)
+    backend.launch(step(0, part(0, 4), part(1, 4), starts=tuple(Request(id, 0.0, 4, 99) for id in (0, 1))))
+    backend.wait()
+    backend.launch(step(1, part(0, 1, 4), repeat=9))
+    assert backend.wait(3.5) is None
+    assert backend.turns(0, stop=True) == []
+    backend.launch(step(2, part(1, 1, 4), ends=(0,)))
+    done = backend.wait()
+    assert (done.step, done.count, done.ended, done.finished) == (1, 1, (), 4.0)
+
+
 def test_nobody_is_heard_while_the_lone_host_plans():
     """Planning takes 0.5 s: prompt 0.5 to 1.5, decodes planned at 1.5, 3, 4.5, which end 1.5 s later."""
     backend = decode(repeat=99, host=0.5)
@@ -408,6 +421,21 @@ def test_replicas_go_on_by_themselves():
     assert (done.step, done.count, done.finished) == (2, 4, 5.0)
     done = backend.wait()
     assert (done.step, done.count, done.finished) == (3, 8, 9.0)
+
+
+def test_what_ends_at_the_very_time_of_a_look_has_not_come_back_yet():
+    """What arrives then comes before its next repetition, as in stepping."""
+    backend = modelled(Spec(blocks=9, ranks=2, repeats=True), base=1.0)
+    for id in (0, 1):
+        backend.launch(step(id, part(id, 4, rank=id), starts=(Request(id, 0.0, 4, 99, (9, 4)[id]),), group=id))
+    for id in (0, 1):
+        backend.wait()
+        backend.launch(step(2 + id, part(id, 1, 4, rank=id), repeat=99, group=id))
+    done = backend.wait()
+    assert (done.step, done.count, done.finished, done.ended) == (3, 3, 4.0, (1,))
+    assert backend.turns(0, stop=True) == [Turn(2, 3, 2)]
+    done = backend.wait()
+    assert (done.step, done.count, done.finished) == (2, 3, 4.0)
 
 
 def test_who_cannot_repeat_may_not_be_told_to():
