@@ -28,6 +28,16 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router picks experts."""
+
+    active: int
+    """Experts of a token."""
+    normalise: bool
+    """Whether the shares of those picked are made to add up to 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """All that the decoder needs to know to use a folder's tensors."""
 
@@ -43,6 +53,8 @@ class DecoderConfig:
 
     What a window hides stays in the pool: KV is counted, and blocks are kept, for whole sequences in every layer.
     """
+    routing: Routing | None = None
+    """Of models with experts."""
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -75,6 +87,7 @@ def _decoder_config(config: Mapping[str, Any], path: Path, eos: tuple[int, ...])
         eos=eos,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
         windows=shape.windows or (None,) * shape.layers,
+        routing=None if shape.experts is None else _routing(config, shape.experts.active, path),
     )
 
 
@@ -106,6 +119,13 @@ def _refuse_unsupported(config: Mapping[str, Any], path: Path) -> None:
         raise EngineError(f"{path}: quantization_config: the engine has no quantised weights; use the bf16 checkpoint")
     if (activation := config.get("hidden_act", "silu")) != "silu":
         raise EngineError(f"{path}: hidden_act={activation} is not supported; the engine has silu only")
+
+
+def _routing(config: Mapping[str, Any], active: int, path: Path) -> Routing:
+    normalise = config.get("norm_topk_prob", False)
+    if not isinstance(normalise, bool):
+        raise EngineError(f"{path}: field norm_topk_prob={normalise!r} must be true or false")
+    return Routing(active, normalise)
 
 
 def _rope(config: Mapping[str, Any], shape: ModelShape, path: Path) -> Rope:
@@ -154,6 +174,8 @@ ARCHITECTURES = (
     "MinistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
 )
 # "dynamic" stretches what is longer than `max_position_embeddings` only, which no sequence is here.
 _NEEDED: Mapping[str, tuple[str, ...]] = {

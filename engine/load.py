@@ -82,7 +82,8 @@ def _decoder(
     whole, local = config.shape, local_config(config, share.layout, share.place)
     keep = Cut(whole, share.layout.span(share.place.stage, whole.layers), share.place.tp_rank, share.layout.tp)
     shape, place = local.shape, _device(device)
-    need = Need(dtype, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden)
+    experts = None if whole.experts is None else whole.experts.count
+    need = Need(dtype, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden, experts)
     _check_attention(place, kernels, need)
     ops = select(place.type, kernels, need)
     too_large = (

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.weights import LayerWeights, Linear
+from engine.weights import ExpertWeights, LayerWeights, Linear
 from playground.model import ModelShape
 
 
@@ -44,8 +44,9 @@ class Cut:
             qkv=self._columns(whole.qkv, heads, [shape.heads, shape.kv_heads, shape.kv_heads]),
             qk_norm=None if whole.qk_norm is None else self._norms(whole.qk_norm),
             out=self._rows(whole.out),
-            gate_up=self._columns(whole.gate_up, [shape.intermediate] * 2, [self.size] * 2),
-            down=self._rows(whole.down),
+            gate_up=None if whole.gate_up is None else self._gates_ups(whole.gate_up),
+            down=None if whole.down is None else self._rows(whole.down),
+            experts=None if whole.experts is None else self._experts(whole.experts),
         )
 
     def vocabulary(self, table: Tensor) -> Tensor:
@@ -55,6 +56,15 @@ class Cut:
         each = -(-len(table) // self.size)
         mine = table[self.rank * each : (self.rank + 1) * each]
         return F.pad(mine, (0, 0, 0, each - len(mine))).contiguous()
+
+    def _gates_ups(self, whole: Linear) -> Linear:
+        return self._columns(whole, [len(whole.weight) // 2] * 2, [self.size] * 2)
+
+    def _experts(self, whole: ExpertWeights) -> ExpertWeights:
+        """A part of each expert, and the whole router: every rank picks the same."""
+        gates_ups = whole.gate_up.unflatten(1, (2, -1)).chunk(self.size, 2)[self.rank]
+        down = whole.down.chunk(self.size, 2)[self.rank]
+        return whole._replace(gate_up=gates_ups.flatten(1, 2), down=down.contiguous())
 
     def _columns(self, whole: Linear, widths: list[int], heads: list[int]) -> Linear:
         weight = self._part(whole.weight, widths, heads)

@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.cache import prepared
 from engine.errors import EngineError
 from engine.tiny_text import CHAT_TEMPLATE, TEXT
+from playground.model import ModelShape
 
 VERSION = 1
 """Part of the folder's name: raise it when anything here changes what is written."""
@@ -77,6 +78,33 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         "use_sliding_window": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     },
+    "qwen2-moe": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 128,
+        "decoder_sparse_step": 2,
+        "norm_topk_prob": False,
+    },
+    "qwen3-moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "head_dim": 32,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "num_experts": 8,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 64,
+        "mlp_only_layers": [0],
+        "norm_topk_prob": True,
+    },
 }
 """What the architectures' config files add to `COMMON`."""
 
@@ -110,31 +138,45 @@ def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     yield "model.embed_tokens.weight", draw.normal(vocabulary, hidden, deviation=0.4)
     for index in range(config["num_hidden_layers"]):
-        for name, tensor in _layer(config, draw):
+        for name, tensor in _layer(config, draw, ModelShape.from_hf(config).has_experts(index)):
             yield f"model.layers.{index}.{name}", tensor
     yield "model.norm.weight", draw.around(1.0, hidden)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", draw.normal(vocabulary, hidden, deviation=0.4)
 
 
-def _layer(config: Mapping[str, Any], draw: _Draw) -> Iterator[tuple[str, Tensor]]:
+def _layer(config: Mapping[str, Any], draw: _Draw, mixed: bool) -> Iterator[tuple[str, Tensor]]:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim", hidden // heads)
     widths = {"q": heads * head_dim, "k": config["num_key_value_heads"] * head_dim}
     widths["v"] = widths["k"]
     for name, width in widths.items():
         yield f"self_attn.{name}_proj.weight", draw.projection(width, hidden, gain=2.0)
-        if config["model_type"] == "qwen2":
+        if config["model_type"] in ("qwen2", "qwen2_moe"):
             yield f"self_attn.{name}_proj.bias", draw.around(0.0, width)
-    if config["model_type"] == "qwen3":
+    if config["model_type"] in ("qwen3", "qwen3_moe"):
         yield "self_attn.q_norm.weight", draw.around(1.5, head_dim)
         yield "self_attn.k_norm.weight", draw.around(1.5, head_dim)
     yield "self_attn.o_proj.weight", draw.projection(hidden, widths["q"], gain=1.5)
-    yield "mlp.gate_proj.weight", draw.projection(config["intermediate_size"], hidden, gain=2.0)
-    yield "mlp.up_proj.weight", draw.projection(config["intermediate_size"], hidden, gain=1.0)
-    yield "mlp.down_proj.weight", draw.projection(hidden, config["intermediate_size"], gain=1.0)
+    yield from _experts(config, draw) if mixed else _mlp("mlp", hidden, config["intermediate_size"], draw)
     yield "input_layernorm.weight", draw.around(1.0, hidden)
     yield "post_attention_layernorm.weight", draw.around(1.0, hidden)
+
+
+def _mlp(prefix: str, hidden: int, width: int, draw: _Draw) -> Iterator[tuple[str, Tensor]]:
+    yield f"{prefix}.gate_proj.weight", draw.projection(width, hidden, gain=2.0)
+    yield f"{prefix}.up_proj.weight", draw.projection(width, hidden, gain=1.0)
+    yield f"{prefix}.down_proj.weight", draw.projection(hidden, width, gain=1.0)
+
+
+def _experts(config: Mapping[str, Any], draw: _Draw) -> Iterator[tuple[str, Tensor]]:
+    hidden, count = config["hidden_size"], config["num_experts"]
+    yield "mlp.gate.weight", draw.projection(count, hidden, gain=2.0)
+    for index in range(count):
+        yield from _mlp(f"mlp.experts.{index}", hidden, config["moe_intermediate_size"], draw)
+    if shared := config.get("shared_expert_intermediate_size"):
+        yield from _mlp("mlp.shared_expert", hidden, shared, draw)
+        yield "mlp.shared_expert_gate.weight", draw.projection(1, hidden, gain=1.0)
 
 
 class _Draw:

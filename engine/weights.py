@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.config import read_json
 from engine.errors import EngineError
-from playground.model import ModelShape
+from playground.model import Experts, ModelShape
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LEGACY, LEGACY_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -28,6 +28,19 @@ class Linear(NamedTuple):
     bias: Tensor | None
 
 
+class ExpertWeights(NamedTuple):
+    """A mixture of experts: E of them, each as wide as `width`."""
+
+    router: Tensor
+    """[E, hidden]."""
+    gate_up: Tensor
+    """Gates over ups, [E, 2 * width, hidden]."""
+    down: Tensor
+    """[E, hidden, width]."""
+    shared_gate: Tensor | None
+    """How much of the shared experts a token gets, [1, hidden]; None: all."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One decoder layer, with projections of the same input merged into one matrix."""
@@ -39,8 +52,10 @@ class LayerWeights:
     """Norm weights of every query and key head, [heads + kv_heads, head_dim]."""
     out: Linear
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None
+    """Of the MLP, or of the experts that all tokens share; None: there are none of these."""
+    down: Linear | None
+    experts: ExpertWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +151,7 @@ def read_weights(
     embedding = head = norm = None
     if keep.first or (keep.last and tied):
         embedding = keep.vocabulary(reader.tensor("model.embed_tokens.weight", *table))
-    layers = tuple([keep.layer(reader.layer(f"model.layers.{index}")) for index in keep.layers])
+    layers = tuple([keep.layer(reader.layer(index)) for index in keep.layers])
     if keep.last:
         norm = reader.tensor("model.norm.weight", shape.hidden)
         head = embedding if tied else keep.vocabulary(reader.tensor("lm_head.weight", *table))
@@ -158,19 +173,53 @@ class _Reader:
     def tensor(self, name: str, *shape: int) -> Tensor:
         return self.checkpoint.take(name, *shape).to(self.device, self.dtype)
 
-    def layer(self, prefix: str) -> LayerWeights:
-        shape, attention, mlp = self.shape, f"{prefix}.self_attn", f"{prefix}.mlp"
+    def layer(self, index: int) -> LayerWeights:
+        prefix, shape = f"model.layers.{index}", self.shape
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         qkv = {"q_proj": shape.query_width, "k_proj": shape.kv_width, "v_proj": shape.kv_width}
-        gate_up = {"gate_proj": shape.intermediate, "up_proj": shape.intermediate}
+        experts = self._experts(mlp, shape.experts) if shape.experts and shape.has_experts(index) else None
+        gate_up, down = self._mlp(mlp) if experts is None else self._shared(f"{mlp}.shared_expert")
         return LayerWeights(
             attention_norm=self.tensor(f"{prefix}.input_layernorm.weight", shape.hidden),
             qkv=self._merged(attention, qkv, shape.hidden, shape.attention_bias),
             qk_norm=self._qk_norm(attention) if shape.qk_norm else None,
             out=self._merged(attention, {"o_proj": shape.hidden}, shape.query_width, shape.output_bias),
             mlp_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight", shape.hidden),
-            gate_up=self._merged(mlp, gate_up, shape.hidden, shape.mlp_bias),
-            down=self._merged(mlp, {"down_proj": shape.hidden}, shape.intermediate, shape.mlp_bias),
+            gate_up=gate_up,
+            down=down,
+            experts=experts,
         )
+
+    def _mlp(self, prefix: str) -> tuple[Linear, Linear]:
+        return self._gated(prefix, self.shape.intermediate, self.shape.mlp_bias)
+
+    def _shared(self, prefix: str) -> tuple[Linear, Linear] | tuple[None, None]:
+        experts = self.shape.experts
+        return self._gated(prefix, experts.shared, False) if experts and experts.shared else (None, None)
+
+    def _gated(self, prefix: str, width: int, biased: bool) -> tuple[Linear, Linear]:
+        hidden, gate_up = self.shape.hidden, {"gate_proj": width, "up_proj": width}
+        down = self._merged(prefix, {"down_proj": hidden}, width, biased)
+        return self._merged(prefix, gate_up, hidden, biased), down
+
+    def _experts(self, prefix: str, sizes: Experts) -> ExpertWeights:
+        """Each expert goes to its place at once: all of a layer are too many to have twice."""
+        hidden, width = self.shape.hidden, sizes.intermediate
+        gate_up, down = (self._room(sizes.count, *size) for size in ((2, width, hidden), (hidden, width)))
+        for index in range(sizes.count):
+            name = f"{prefix}.experts.{index}"
+            gate_up[index, 0] = self.checkpoint.take(f"{name}.gate_proj.weight", width, hidden)
+            gate_up[index, 1] = self.checkpoint.take(f"{name}.up_proj.weight", width, hidden)
+            down[index] = self.checkpoint.take(f"{name}.down_proj.weight", hidden, width)
+        return ExpertWeights(
+            router=self.tensor(f"{prefix}.gate.weight", sizes.count, hidden),
+            gate_up=gate_up.flatten(1, 2),
+            down=down,
+            shared_gate=self.tensor(f"{prefix}.shared_expert_gate.weight", 1, hidden) if sizes.shared_gate else None,
+        )
+
+    def _room(self, *size: int) -> Tensor:
+        return torch.empty(size, dtype=self.dtype, device=self.device)
 
     def _merged(self, prefix: str, widths: dict[str, int], inputs: int, biased: bool) -> Linear:
         """Projections of one input, one under another; `widths` are their outputs by name."""
@@ -199,7 +248,7 @@ def random_weights(
     head = keep.vocabulary(draw.projection(shape.vocabulary, shape.hidden, gain=4.5).weight)
     tied = shape.tied_embeddings
     embedding = head if tied else keep.vocabulary(draw.normal(shape.vocabulary, shape.hidden, deviation=0.4))
-    drawn = ((index, draw.layer()) for index in range(shape.layers))
+    drawn = ((index, draw.layer(index)) for index in range(shape.layers))
     layers = tuple([keep.layer(layer) for index, layer in drawn if index in keep.layers])
     norm = draw.around(1.0, shape.hidden)
     return Weights(embedding if keep.first else None, layers, norm if keep.last else None, head if keep.last else None)
@@ -214,8 +263,10 @@ class _Draw:
     device: torch.device
     generator: torch.Generator
 
-    def layer(self) -> LayerWeights:
+    def layer(self, index: int) -> LayerWeights:
         shape = self.shape
+        mixed = shape.experts if shape.has_experts(index) else None
+        width, biased = (shape.intermediate, shape.mlp_bias) if mixed is None else (mixed.shared, False)
         queries_keys = (shape.heads + shape.kv_heads, shape.head_dim)
         return LayerWeights(
             attention_norm=self.around(1.0, shape.hidden),
@@ -223,8 +274,18 @@ class _Draw:
             qk_norm=self.around(1.5, *queries_keys) if shape.qk_norm else None,
             out=self.projection(shape.hidden, shape.query_width, 1.5, shape.output_bias),
             mlp_norm=self.around(1.0, shape.hidden),
-            gate_up=self.projection(2 * shape.intermediate, shape.hidden, 1.5, shape.mlp_bias),
-            down=self.projection(shape.hidden, shape.intermediate, 1.0, shape.mlp_bias),
+            gate_up=self.projection(2 * width, shape.hidden, 1.5, biased) if width else None,
+            down=self.projection(shape.hidden, width, 1.0, biased) if width else None,
+            experts=None if mixed is None else self.experts(mixed),
+        )
+
+    def experts(self, sizes: Experts) -> ExpertWeights:
+        hidden, width = self.shape.hidden, sizes.intermediate
+        return ExpertWeights(
+            router=self.projection(sizes.count, hidden, 1.5).weight,
+            gate_up=self.normal(sizes.count, 2 * width, hidden, deviation=1.5 * hidden**-0.5),
+            down=self.normal(sizes.count, hidden, width, deviation=width**-0.5),
+            shared_gate=self.projection(1, hidden, 1.0).weight if sizes.shared_gate else None,
         )
 
     def projection(self, outputs: int, inputs: int, gain: float, biased: bool = False) -> Linear:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.config import DecoderConfig
 from engine.kv import KvPool
+from engine.models.moe import mixture
 from engine.rope import frequencies
 from engine.weights import LayerWeights, Weights
 from kernels import reference
@@ -91,8 +92,8 @@ class _Layer:
     qkv: Project
     qk_norm: Tensor | None
     out: Callable[[Tensor, Tensor], Tensor]
-    gate_up: Project
-    down: Callable[[Tensor, Tensor], Tensor]
+    mlp: Callable[[Tensor], Tensor]
+    """Or experts: adds to what it is given, in place."""
 
 
 class Decoder:
@@ -106,7 +107,7 @@ class Decoder:
         self.part = part
         self._example = weights.layers[0].attention_norm
         self._embed = _embedding(weights.embedding, ops, part.team)
-        self._layers = [_layer(layer, ops, config.rms_eps, part.team) for layer in weights.layers]
+        self._layers = [_layer(layer, ops, config, part.team) for layer in weights.layers]
         self._head = _head(weights, config, ops, part.team)
         self._scale = self.shape.head_dim**-0.5
         fused = ops.place_qkv is not reference.place_qkv
@@ -128,7 +129,7 @@ class Decoder:
         for layer, kv, window in zip(self._layers, pool.layers, self.config.windows, strict=True):
             queries = place(layer.qkv(x), layer.qk_norm, kv)
             x = layer.out(attend(queries, kv, self._scale, window), x)
-            x = layer.down(layer.gate_up(x), x)
+            x = layer.mlp(x)
         if self.part.after is not None:
             self.part.after.send(x)
             return x.new_empty(0, self.shape.vocabulary)
@@ -227,11 +228,21 @@ class _Stepwise:
         return place
 
 
-def _layer(weights: LayerWeights, ops: Ops, eps: float, team: Team | None) -> _Layer:
+def _layer(weights: LayerWeights, ops: Ops, config: DecoderConfig, team: Team | None) -> _Layer:
     return _Layer(
-        qkv=ops.norm_linear(weights.attention_norm, eps, *weights.qkv),
+        qkv=ops.norm_linear(weights.attention_norm, config.rms_eps, *weights.qkv),
         qk_norm=weights.qk_norm,
         out=_summed(ops.add_linear(*weights.out), team),
-        gate_up=ops.norm_gated(weights.mlp_norm, eps, *weights.gate_up),
-        down=_summed(ops.add_linear(*weights.down), team),
+        mlp=_mlp(weights, ops, config, team),
     )
+
+
+def _mlp(weights: LayerWeights, ops: Ops, config: DecoderConfig, team: Team | None) -> Callable[[Tensor], Tensor]:
+    norm, eps = weights.mlp_norm, config.rms_eps
+    if weights.experts is not None:
+        add = _summed(mixture(weights.experts, weights.gate_up, weights.down, ops, config.routing), team)
+        return lambda x: add(ops.rms_norm(x, norm, eps), x)
+    if weights.gate_up is None or weights.down is None:
+        raise ValueError("a layer has neither an MLP nor experts")
+    inner, add = ops.norm_gated(norm, eps, *weights.gate_up), _summed(ops.add_linear(*weights.down), team)
+    return lambda x: add(inner(x), x)

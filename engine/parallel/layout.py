@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from engine.config import DecoderConfig
 from engine.errors import EngineError
-from playground.model import ModelShape
+from playground.model import Experts, ModelShape
 
 
 class Place(NamedTuple):
@@ -77,8 +77,11 @@ class Layout:
 
 def check_divides(shape: ModelShape, tp: int) -> None:
     """Refuse a model whose heads or widths tensor-parallel ranks cannot share."""
-    for name in ("heads", "intermediate"):
-        if (value := getattr(shape, name)) % tp:
+    sizes = {"heads": shape.heads, "intermediate": shape.intermediate}
+    if shape.experts is not None:
+        sizes |= {"experts.intermediate": shape.experts.intermediate, "experts.shared": shape.experts.shared}
+    for name, value in sizes.items():
+        if value % tp:
             raise EngineError(f"parallel.tp={tp} does not divide the model's {value} {name}; take a tp that does")
     if shape.kv_heads % tp and tp % shape.kv_heads:
         raise EngineError(
@@ -101,5 +104,12 @@ def local_config(config: DecoderConfig, layout: Layout, place: Place) -> Decoder
         kv_heads=max(shape.kv_heads // tp, 1),
         intermediate=shape.intermediate // tp,
         windows=shape.windows[span.start : span.stop],
+        experts=None if shape.experts is None else _local_experts(shape.experts, span, tp),
     )
     return replace(config, shape=local, windows=config.windows[span.start : span.stop])
+
+
+def _local_experts(experts: Experts, span: range, tp: int) -> Experts:
+    """A share of each expert; layers count from the stage's first."""
+    dense = tuple(layer - span.start for layer in experts.dense if layer in span)
+    return replace(experts, intermediate=experts.intermediate // tp, shared=experts.shared // tp, dense=dense)

@@ -170,7 +170,9 @@ def _qwen_experts(config: Config, **more: Any) -> Experts:
     layers, every = size(config, "num_hidden_layers"), size(config, "decoder_sparse_step", 1)
     named = config.get("mlp_only_layers") or ()
     dense = tuple(layer for layer in range(layers) if layer in named or (layer + 1) % every)
-    return _experts(config, "num_experts", size(config, "moe_intermediate_size"), dense=dense, **more)
+    # transformers 5 writes Qwen3's under a name of its own.
+    count = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    return _experts(config, count, size(config, "moe_intermediate_size"), dense=dense, **more)
 
 
 def _mixtral(config: Config) -> Sizes:

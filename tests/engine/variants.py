@@ -31,6 +31,7 @@ LLAMA3 = dict(
 )
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
 WINDOWED = dict(use_sliding_window=True, sliding_window=7)
+MIXTURE = dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=40, shared_expert_intermediate_size=56)
 MIXED = ["full_attention", "sliding_attention", "full_attention"]
 
 
@@ -57,6 +58,16 @@ VARIANTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", dict(head_dim=32)),
     "qwen3, biases, tied": ("qwen3", dict(head_dim=16, attention_bias=True, tie_word_embeddings=True)),
     "qwen3, a layer windowed": ("qwen3", dict(head_dim=16, layer_types=MIXED, **WINDOWED)),
+    "qwen2_moe": ("qwen2_moe", MIXTURE),
+    "qwen2_moe, every second layer, normalised": (
+        "qwen2_moe",
+        dict(MIXTURE, decoder_sparse_step=2, norm_topk_prob=True, qkv_bias=False, tie_word_embeddings=True),
+    ),
+    "qwen3_moe": ("qwen3_moe", dict(MIXTURE, head_dim=32, norm_topk_prob=True)),
+    "qwen3_moe, a dense layer, biases": (
+        "qwen3_moe",
+        dict(MIXTURE, head_dim=16, mlp_only_layers=[1], attention_bias=True, num_experts_per_tok=1),
+    ),
     "mistral": ("mistral", dict(sliding_window=None)),
     "mistral, windowed, wide heads": ("mistral", dict(sliding_window=7, head_dim=32)),
     "mistral, a layer windowed": ("mistral", dict(sliding_window=7, head_dim=16, layer_types=MIXED)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -36,11 +38,15 @@ def alone(model) -> torch.Tensor:
         ("qwen2", {"tp": 4}),
         ("qwen3", {"stages": 2, "tp": 2}),
         ("qwen2", {"stages": 3}),
+        ("qwen2-moe", {"tp": 2}),
     ],
     ids=str,
 )
 def test_logits_are_those_of_one_rank(family, layout):
-    """Every rank of the last stage has them all; earlier stages have none. Qwen2 has biases, Qwen3 norms of heads."""
+    """Every rank of the last stage has them all; earlier stages have none. Qwen2 has biases, Qwen3 norms of heads.
+
+    Qwen2-MoE has an MLP and experts by turns, some of them shared by all tokens.
+    """
     expected = alone(load_model(tiny(family)))
     tp = layout.get("tp", 1)
     found = logits(tiny(family), CHUNKS, layout)
@@ -80,6 +86,27 @@ def test_each_rank_has_its_heads_and_a_bias_is_added_once(size):
         up = full.gate_up.weight[shape.intermediate :]
         assert torch.equal(layer.gate_up.weight[inner:], up[rank * inner : (rank + 1) * inner])
         assert (layer.out.bias is None) or rank == 0
+
+
+def test_ranks_share_each_expert_and_have_the_whole_router():
+    whole, keep, shape = cut("qwen3-moe", 1, 4)
+    full, part = whole.layers[1].experts, keep.layer(whole.layers[1]).experts
+    width, each = shape.experts.intermediate, shape.experts.intermediate // 4
+    assert torch.equal(part.gate_up[:, each:], full.gate_up[:, width + each : width + 2 * each])
+    assert torch.equal(part.down, full.down[:, :, each : 2 * each])
+    assert torch.equal(part.router, full.router)
+    assert keep.layer(whole.layers[0]).experts is None and keep.layer(whole.layers[1]).gate_up is None
+
+
+def test_a_stage_counts_its_dense_layers_from_its_first():
+    config = find_config(tiny("qwen2-moe"))  # layers 0 and 2 are dense
+    local = local_config(config, Layout(stages=2, layers=(1, 3)), Place(0, 1, 0)).shape
+    assert [local.has_experts(layer) for layer in range(3)] == [True, False, True]
+    half = local_config(config, Layout(tp=2), Place(0, 0, 1)).shape.experts
+    assert (half.count, half.intermediate, half.shared) == (6, 32, 64)
+    with pytest.raises(EngineError, match=r"parallel\.tp=8 does not divide the model's 100 experts\.intermediate"):
+        uneven = replace(config.shape.experts, intermediate=100)
+        local_config(replace(config, shape=replace(config.shape, experts=uneven)), Layout(tp=8), Place(0, 0, 0))
 
 
 def test_a_vocabulary_that_does_not_divide_is_filled_with_zeros():
