@@ -427,7 +427,7 @@ def test_what_ends_at_the_very_time_of_a_look_has_not_come_back_yet():
     """What arrives then comes before its next repetition, as in stepping."""
     backend = modelled(Spec(blocks=9, ranks=2, repeats=True), base=1.0)
     for id in (0, 1):
-        backend.launch(step(id, part(id, 4, rank=id), starts=(Request(id, 0.0, 4, 99, (9, 4)[id]),), group=id))
+        backend.launch(step(id, part(id, 4, rank=id), starts=(Request(id, 0.0, 4, 99, (5, 4)[id]),), group=id))
     for id in (0, 1):
         backend.wait()
         backend.launch(step(2 + id, part(id, 1, 4, rank=id), repeat=99, group=id))
