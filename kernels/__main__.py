@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _add_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default=None, help="float32, float16 or bfloat16")
-    for name in ("heads", "kv-heads", "head-dim", "hidden"):
+    for name in ("heads", "kv-heads", "head-dim", "hidden", "experts"):
         parser.add_argument(f"--{name}", type=_size, default=None)
     parser.add_argument("choices", nargs="*", metavar="kernels.OP=NAME", help="choices to try")
     parser.set_defaults(run=_list)
@@ -61,6 +61,12 @@ def _place(device: str) -> str:
 def _add_tune(parser: argparse.ArgumentParser) -> None:
     for name in ("heads", "kv-heads", "head-dim", "hidden", "intermediate", "vocabulary"):
         parser.add_argument(f"--{name}", type=_size, required=True)
+    for name, meaning in (
+        ("experts", "of a layer"),
+        ("active", "of a token"),
+        ("expert-intermediate", "width of each"),
+    ):
+        parser.add_argument(f"--{name}", type=_size, default=None, help=f"experts, {meaning}; give all three or none")
     parser.add_argument("--dtype", default="bfloat16", help="float32, float16 or bfloat16")
     parser.add_argument("--block-size", type=_size, default=16)
     parser.add_argument("--folder", type=Path, default=None, help="default: the user's cache")
@@ -75,10 +81,23 @@ def _tune(options: argparse.Namespace) -> None:
     from kernels.triton import tuning
 
     names = ("heads", "kv_heads", "head_dim", "hidden", "intermediate", "vocabulary", "block_size")
-    sizes = tuning.Sizes(dtype=_dtype(options.dtype), **{name: getattr(options, name) for name in names})
+    mixture = _mixture(options)
+    experts = None if mixture is None else tuning.Mixture(*mixture)
+    stated = {name: getattr(options, name) for name in names}
+    sizes = tuning.Sizes(dtype=_dtype(options.dtype), experts=experts, **stated)
     store = Store(torch.cuda.get_device_name(), folder)
     tuning.tune_all(store, sizes, partial(print, flush=True))
     print(f"kept in {store.path}")
+
+
+def _mixture(options: argparse.Namespace) -> tuple[int, int, int] | None:
+    """(count, active, width) of the experts."""
+    parts = (options.experts, options.active, options.expert_intermediate)
+    if None not in parts:
+        return parts
+    if any(part is not None for part in parts):
+        raise ValueError("tune: give --experts, --active and --expert-intermediate together, or none of them")
+    return None
 
 
 def _check_writable(folder: Path) -> None:
@@ -106,7 +125,7 @@ def _choices(given: Sequence[str]) -> dict[str, str]:
 
 def _need(options: argparse.Namespace) -> Need:
     dtype = None if options.dtype is None else _dtype(options.dtype)
-    return Need(dtype, options.heads, options.kv_heads, options.head_dim, options.hidden)
+    return Need(dtype, options.heads, options.kv_heads, options.head_dim, options.hidden, options.experts)
 
 
 def _size(text: str) -> int:

@@ -21,15 +21,31 @@ from triton.runtime.jit import JITFunction
 
 from kernels.autotune import Store, tune
 from kernels.triton import decode as decoding
+from kernels.triton import experts as mixing
 from kernels.triton import linear as projecting
 from kernels.triton import prefill as prefilling
 from kernels.triton.decode import DecodeConfig, Workspace
+from kernels.triton.experts import ExpertsConfig
 from kernels.triton.launch import shared_memory
 from kernels.triton.linear import CUBLAS, MATVEC, SKINNY, LinearConfig, Projection, Scratches, project
 from kernels.triton.prefill import PrefillConfig
+from kernels.triton.routing import route
 from kernels.triton.timing import microseconds, sets_for
 
 Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Of the experts in place of an MLP: how many, how many a token goes through, how wide each is."""
+
+    count: int
+    active: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.active <= self.count:
+            raise ValueError(f"tune: active={self.active} must lie in 1..{self.count}, the experts that there are")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +61,7 @@ class Sizes:
     dtype: torch.dtype = torch.bfloat16
     block_size: int = 16
     context: int = 1024
+    experts: Mixture | None = None
 
     @property
     def projections(self) -> dict[str, tuple[int, int, bool, bool]]:
@@ -68,6 +85,10 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Of projections that are tuned: as far as anything but cuBLAS may win."""
 
 
+MIXED_TOKENS = (*TOKENS, 256, 512, 2048, 8192)
+"""Of experts: nothing else computes those."""
+
+
 def tune_all(store: Store, sizes: Sizes, report: Report) -> None:
     """Everything that has a config."""
     for rows in ROWS:
@@ -75,6 +96,9 @@ def tune_all(store: Store, sizes: Sizes, report: Report) -> None:
     tune_prefill(store, sizes, report)
     for tokens, name in product(TOKENS, sizes.projections):
         tune_projection(store, sizes, name, tokens, report)
+    if sizes.experts is not None:
+        for tokens in MIXED_TOKENS:
+            tune_experts(store, sizes, sizes.experts, tokens, report)
 
 
 # --- decode
@@ -191,6 +215,49 @@ def linear_space(tokens: int, dtype: torch.dtype) -> Iterator[LinearConfig]:
         (64, 128, 4, 4, 2), (64, 64, 4, 6, 2), (64, 128, 4, 3, 3), (64, 64, 4, 6, 3), (128, 64, 8, 6, 1),
     ]:  # fmt: skip
         yield LinearConfig(SKINNY, outputs, inputs, warps, stages, programs)
+
+
+# --- experts
+
+
+def tune_experts(store: Store, sizes: Sizes, mixture: Mixture, tokens: int, report: Report) -> ExpertsConfig | None:
+    """All of a layer's routed experts for some tokens, picked by chance."""
+    weights = 3 * mixture.count * mixture.width * sizes.hidden * sizes.dtype.itemsize
+    sets = [_experts(sizes, mixture) for _ in range(sets_for(weights, 4))]
+    x = _random(tokens, sizes.hidden, dtype=sizes.dtype)
+    residual = torch.zeros_like(x)
+    shares, picks = route(_random(tokens, mixture.count, dtype=torch.float32), mixture.active, True)
+
+    def calls(config: ExpertsConfig) -> list[Callable[[], Any]]:
+        mixes = [mixing.Experts(gate_up, down, None, config) for gate_up, down in sets]
+        return [partial(mix, x, shares, picks, residual) for mix in mixes]
+
+    pairs, down = picks.numel(), sets[0][1]
+    room = shared_memory(down.device)
+    start = mixing.experts_config(sizes.dtype, pairs, mixture.count, room)
+    candidates = list(dict.fromkeys((start, *experts_space(pairs // mixture.count, sizes.dtype))))
+    fitting = [config for config in candidates if config.stages * mixing.stage_bytes(config, sizes.dtype) <= room]
+    return _best(store, mixing.bucket(down, pairs), fitting, calls, mixing.source(), report)
+
+
+def experts_space(each: int, dtype: torch.dtype) -> Iterator[ExpertsConfig]:
+    """For so many pairs an expert: few rows want deep loads of weights, many want large products."""
+    if dtype == torch.float32:
+        sizes = [(16, 32, 32, 4, 3), (16, 64, 32, 4, 3), (32, 64, 32, 4, 2), (64, 64, 32, 8, 2)]
+    elif each <= 32:
+        sizes = [(16, 64, 128, 4, 4), (16, 64, 128, 4, 3), (16, 64, 64, 4, 6), (16, 64, 64, 4, 4), (16, 128, 64, 8, 4),
+                 (32, 64, 128, 4, 4), (32, 64, 64, 4, 6)]  # fmt: skip
+    else:
+        sizes = [(64, 128, 64, 8, 4), (64, 128, 64, 8, 3), (64, 64, 64, 4, 4), (128, 64, 64, 8, 4),
+                 (128, 128, 64, 8, 3), (32, 128, 64, 8, 4), (32, 64, 128, 4, 3)]  # fmt: skip
+    for size in sizes:
+        yield ExpertsConfig(*size)
+
+
+def _experts(sizes: Sizes, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    gate_up = torch.empty(mixture.count, 2 * mixture.width, sizes.hidden, dtype=sizes.dtype, device=DEVICE)
+    down = torch.empty(mixture.count, sizes.hidden, mixture.width, dtype=sizes.dtype, device=DEVICE)
+    return gate_up.normal_(std=0.02), down.normal_(std=0.02)
 
 
 # --- common

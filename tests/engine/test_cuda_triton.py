@@ -1,6 +1,7 @@
 """The CUDA backend with the kernels that a GPU runs, in Triton's interpreter: each takes what the other gives."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from engine.weights import read_weights
 from kernels.registry import select
 from kernels.triton.activation import embedding
 from kernels.triton.attention import Attention
+from kernels.triton.experts import Experts
 from kernels.triton.linear import tuned
 from kernels.triton.qkv import place_qkv
+from kernels.triton.routing import route
 from kernels.triton.sampling import count_tokens, logprobs, pick
 from playground.core import Sampling
 from tests.engine.cuda_host import BackendDriver, HostTimeline, load_on_host
@@ -33,11 +36,11 @@ def interpreted(folder):
     weights = read_weights(folder, config.shape, torch.float32, "cpu")
     ops = replace(
         select("cpu"), attention=Attention, place_qkv=place_qkv, pick=pick, embedding=embedding,
-        count_tokens=count_tokens, logprobs=logprobs,
+        count_tokens=count_tokens, logprobs=logprobs, route=route, experts=Experts,
         norm_linear=made.norm_linear, norm_gated=made.norm_gated, add_linear=made.add_linear,
     )  # fmt: skip
     model = Decoder(config, weights, ops)
-    model._embed = embedding
+    model._embed = partial(embedding, table=weights.embedding)
     return model
 
 
@@ -81,7 +84,7 @@ def rare_answers(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "graphs"), [("qwen3", True), ("qwen2", False)])
+@pytest.mark.parametrize(("architecture", "graphs"), [("qwen3", True), ("qwen2-moe", False)])
 def test_tokens_are_those_of_the_reference(architecture, graphs):
     folder = tiny(architecture)
     assert answers(interpreted(folder), graphs) == answers(load_on_host(folder), graphs)

@@ -159,6 +159,13 @@ def test_what_could_not_be_kept_is_not_tuned(as_if_gpu, capsys, tmp_path):
     assert "Not a directory; give a --folder that you may write to" in error and error.count("\n") == 1
 
 
+def test_sizes_of_experts_are_given_together(as_if_gpu, capsys, tmp_path):
+    pytest.importorskip("triton")
+    assert main(["tune", *SIZES, "--experts=8", "--active=2", f"--folder={tmp_path}"]) == 2
+    told = "tune: give --experts, --active and --expert-intermediate together, or none of them\n"
+    assert capsys.readouterr().err == told
+
+
 def test_tune_without_a_gpu_says_so(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["tune", *SIZES]) == 2

@@ -8,11 +8,12 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.autotune import Store
-from kernels.triton import decode, linear, prefill, tuning
+from kernels.triton import decode, experts, linear, prefill, tuning
 from kernels.triton.decode import DecodeConfig
+from kernels.triton.experts import ExpertsConfig
 from kernels.triton.launch import INTERPRETED_SHARED
 from kernels.triton.linear import CUBLAS, MATVEC, SKINNY, LinearConfig
-from kernels.triton.tuning import Sizes
+from kernels.triton.tuning import Mixture, Sizes
 from tests.kernels.paged import interpreted
 
 pytestmark = interpreted()
@@ -56,6 +57,49 @@ def test_projections(store, on_cpu, monkeypatch):
     monkeypatch.setattr(tuning, "linear_space", lambda *_: space)
     for name in SIZES.projections:
         assert tuning.tune_projection(store, SIZES, name, 2, lambda line: None) == space[-1]
+
+
+def test_experts(store, on_cpu, monkeypatch):
+    space = [ExpertsConfig(16, 16, 16, 4, 1), ExpertsConfig(16, 32, 16, 4, 1)]
+    monkeypatch.setattr(tuning, "experts_space", lambda *_: space)
+    monkeypatch.setattr(tuning, "MIXED_TOKENS", (3,))
+    mixture = Mixture(count=4, active=2, width=24)
+    lines = []
+    assert tuning.tune_experts(store, SIZES, mixture, 3, lines.append) == space[-1]
+    key = experts.bucket(torch.empty(4, 32, 24, dtype=torch.float16), 6)
+    assert store.best(ExpertsConfig, key, experts.source()) == space[-1]
+    assert len(lines) == 3 and lines[0].startswith("  experts|float16|e4x32x24|8 rows=16")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("each", [1, 32, 33, 1000])
+def test_the_space_of_experts_is_valid(each, dtype):
+    space = list(tuning.experts_space(each, dtype))
+    assert len(set(space)) == len(space)
+
+
+def test_what_was_tuned_is_used_where_it_fits(monkeypatch):
+    known, tuned = Known(), ExpertsConfig(16, 32, 64, 4, 2)
+    monkeypatch.setattr(experts, "store", lambda device: known)
+    down = torch.empty(4, 32, 24)
+    for found, used in ((tuned, tuned), (replace(tuned, inputs=256, outputs=256, stages=8), None)):
+        known.found = found
+        experts.forget()
+        default = experts.experts_config(torch.float32, 8, 4, INTERPRETED_SHARED)
+        assert experts.configured(down, 6) == (used or default)
+    experts.forget()
+
+
+class Known:
+    found = None
+
+    def best(self, *_):
+        return self.found
+
+
+def test_active_experts_are_among_those_there_are():
+    with pytest.raises(ValueError, match=r"active=5 must lie in 1\.\.4"):
+        Mixture(4, 5, 24)
 
 
 def test_a_config_that_fails_is_reported_and_left_out(store, on_cpu, monkeypatch):
