@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import inf
+from math import inf, nextafter
 from typing import NamedTuple, Protocol, cast
 
 from playground.backend import Backend, Repeating
@@ -87,10 +87,19 @@ def _serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Rec
                 continue
             naps = _count_naps(naps, source, scheduler)
         fruitless = 0  # time goes on
-        if done := backend.wait(due):
+        if done := _wait(scheduler, backend, due):
             commits += 1
             recorder.committed(done, scheduler.commit(done))
             _tell(source, scheduler, recorder)
+
+
+def _wait(scheduler: Scheduler, backend: Backend, due: float) -> Done | None:
+    """The next completion until `due`; reports are taken on the way, as of just before."""
+    while scheduler.in_flight and (report := scheduler.report_due) <= due:
+        if done := backend.wait(nextafter(report, -inf)):
+            return done
+        scheduler.report()
+    return backend.wait(due)
 
 
 class _Planned(NamedTuple):

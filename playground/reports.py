@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from playground.policy import Load
@@ -40,14 +41,19 @@ class Reports:
         """Number of the next report at an interval; number 0 is the idle one."""
 
     @property
-    def interval(self) -> float:
-        return self._interval
+    def due(self) -> float:
+        """When the next report at an interval is taken; `inf` where they are not."""
+        return self._next * self._interval if self._interval else inf
+
+    def steps_left(self, rank: int) -> int | None:
+        """After how many more steps a rank reports; None where that does not count."""
+        return self._steps - self._count[rank] % self._steps if self._steps else None
 
     def passing(self, now: float) -> None:
         """Take what was due until `now`: nothing has changed since the last call."""
         if not self._interval or now < self._next * self._interval:
             return
-        last = int(now / self._interval)
+        last = max(int(now / self._interval), self._next)  # a quotient may be a rounding too small
         # Of those that would have arrived by now, only the newest is of use.
         first = max(self._next, int((now - self._delay) / self._interval))
         loads = tuple(rank.load() for rank in self._ranks)
@@ -56,12 +62,12 @@ class Reports:
             self._coming.append(Report(taken + self._delay, taken, loads))
         self._next = last + 1
 
-    def stepped(self, ranks: Sequence[Rank], now: float) -> None:
-        """A step of these ranks was committed."""
+    def stepped(self, ranks: Sequence[Rank], now: float, count: int = 1) -> None:
+        """So many steps of these ranks were committed, of which only the last may be one to report after."""
         if not self._steps:
             return
         for rank in ranks:
-            self._count[rank.index] += 1
+            self._count[rank.index] += count
             if self._count[rank.index] % self._steps == 0:
                 self._coming.append(Report(now + self._delay, now, (rank.load(),)))
 

@@ -225,6 +225,18 @@ class Scheduler:
         if self._reports:
             self._reports.passing(now)
 
+    @property
+    def report_due(self) -> float:
+        """When somebody will look at all ranks, though nobody will be asked anything; `inf` if nothing changes then."""
+        return self._reports.due if self._reports and self.turns else inf
+
+    def report(self) -> None:
+        """Take the report that is due, of what was true just before."""
+        assert self._reports
+        for group in self.groups:
+            self._catch_up(group)
+        self._reports.passing(self._reports.due)
+
     def _place_held(self, now: float) -> None:
         while self._held and self._place(self._held[0], now):
             self._held.popleft()
@@ -365,7 +377,7 @@ class Scheduler:
         copies: tuple[Copy, ...],
     ) -> int:
         """How often the step may be repeated with the same outcome: nothing but decodes, and blocks for all."""
-        if copies or self.limit > self.spec.stages or self._held or self._reports:
+        if copies or self.limit > self.spec.stages or self._held:
             return 1
         for draft in drafts:
             if draft.preempted or draft.rejected or draft.sent or draft.move or draft.wake_at < inf:
@@ -376,6 +388,8 @@ class Scheduler:
         if slices.lane.count(slices.lane[0]) < rows:
             return 1
         promised = min(map(self.policy.steady, drafts))
+        if self._reports and (left := self._reports.steps_left(group.ranks[0].index)) is not None:
+            promised = min(promised, left - 1) if self.spec.stages == 1 else 0
         return 1 + self._most_ticks(group, slices, promised) if promised > 0 else 1
 
     def _most_ticks(self, group: Group, slices: Columns, most: int) -> int:
@@ -459,7 +473,7 @@ class Scheduler:
             if copy.lane == done.lane:
                 self._commit_copy(copy, done.finished)
         if self._reports and not flight.lanes:
-            self._reports.stepped(group.ranks, done.finished)
+            self._reports.stepped(group.ranks, done.finished, done.count)
         return _with_blocks(flight) if flight.blocks else step
 
     def _catch_up_with(self, group: Group, done: Done) -> None:

@@ -301,7 +301,7 @@ def serve_under(watch, scenario: Scenario, seed: int = 0, wrap=lambda part: part
     """Serve it on the simulated backend, backend and policy wrapped, and give back the recorder that `watch` makes."""
     backend = wrap(SimBackend(scenario.spec, Modelled(scenario.cost, scenario.spec.stages)))
     policy = wrap(scenario.composition.policy())
-    scheduler = Scheduler(scenario.spec, policy, seed, scenario.prefix_cache, scenario.requeue)
+    scheduler = scenario.scheduler(policy, seed)
     recorder = watch(scheduler)
     serve(scenario.source(), scheduler, backend, recorder)
     return recorder

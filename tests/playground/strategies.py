@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from playground.core import Request, Spec
 from playground.draft import How
+from playground.scheduler import Scheduler
 from playground.sim.cost import Linear
 from playground.workload.source import OpenLoop
 from policies.admission import Always, FullPrompt, MaxLength, Watermark
@@ -50,6 +51,11 @@ class Scenario:
     cost: Linear = Linear(0.01)  # noqa: RUF009
     requeue: str = "front"
     prefix_cache: bool = True
+    reports: tuple[float, int, float] = (0.0, 0, 0.0)
+    """Interval, steps and delay of what a router is told."""
+
+    def scheduler(self, policy: Any, seed: int = 0) -> Scheduler:
+        return Scheduler(self.spec, policy, seed, self.prefix_cache, self.requeue, *self.reports)
 
     def source(self) -> OpenLoop:
         ordered = sorted(self.requests, key=lambda request: (request.arrival, request.id))
@@ -161,6 +167,11 @@ def workloads(draw, spec: Spec, most: int = 10) -> tuple[Request, ...]:
     return tuple(draw(requests(id, spec, arrival)) for id, arrival in enumerate(times))
 
 
+REPORTS = st.sampled_from(
+    [(0.0, 0, 0.0), (0.0, 0, 0.0), (0.015, 0, 0.0), (0.02, 0, 0.01), (0.0, 1, 0.0), (0.0, 3, 0.02)]
+)
+
+
 @st.composite
 def scenarios(draw, composition: st.SearchStrategy[Composition] = COMPOSITIONS, **spec: Any) -> Scenario:
     drawn = draw(specs(**spec))
@@ -175,4 +186,5 @@ def scenarios(draw, composition: st.SearchStrategy[Composition] = COMPOSITIONS, 
         draw(COSTS),
         draw(st.sampled_from(["front", "back"])),
         draw(st.sampled_from([True, True, False])),
+        draw(REPORTS),
     )

@@ -41,7 +41,7 @@ def test_every_law_for_every_composition(scenario):
 
 def traced(scenario: Scenario, folder: str, seed: int = 0) -> dict[str, bytes]:
     backend = SimBackend(scenario.spec, Modelled(scenario.cost, scenario.spec.stages))
-    scheduler = Scheduler(scenario.spec, scenario.composition.policy(), seed, scenario.prefix_cache, scenario.requeue)
+    scheduler = scenario.scheduler(scenario.composition.policy(), seed)
     with Trace(folder) as trace:
         serve(scenario.source(), scheduler, backend, trace)
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
