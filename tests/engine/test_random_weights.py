@@ -61,9 +61,10 @@ def test_every_shipped_shape_has_a_config_or_is_the_simulators_alone(name):
     assert config.dtype == kinds.get(name, "bfloat16")
 
 
-def test_random_text_goes_on_and_on():
+@pytest.mark.parametrize("family", ["qwen3", "qwen2-moe"])
+def test_random_text_goes_on_and_on(family):
     """It neither repeats one token nor stops making sense to compare."""
-    model = random_model(tiny("qwen3"))
+    model = random_model(tiny(family))
     driver = Driver(Runner(model, {0: Pools(poisoned(model))}), range(160), 4)
     driver.add(0, [5, 6, 7], 40)
     (text,) = driver.decode(0)

@@ -204,6 +204,12 @@ class TestExperts:
         assert model.experts and model.experts.dense == (0, 2, 3, 4)
         assert [model.has_experts(layer) for layer in range(5)] == [False, True, False, False, False]
 
+    def test_qwens_count_has_another_name_since_transformers_5(self):
+        renamed = {
+            "num_local_experts" if name == "num_experts" else name: value for name, value in QWEN_EXPERTS.items()
+        }
+        assert shape("Qwen3MoeForCausalLM", **renamed).experts == shape("Qwen3MoeForCausalLM", **QWEN_EXPERTS).experts
+
     @pytest.mark.parametrize(
         ("name", "billions"),
         # As the model cards say; gpt-oss's leave out the table that tokens are looked up in.
