@@ -11,8 +11,9 @@ pytest.importorskip("triton")
 
 from kernels import reference
 from kernels.batch import DeviceBatch
-from kernels.triton import activation, norm, qkv, sampling
+from kernels.triton import activation, norm, qkv, routing, sampling
 from kernels.triton.attention import Attention
+from kernels.triton.experts import Experts
 from kernels.triton.linear import tuned
 from tests.gpu.serving import DEVICE
 from tests.kernels.paged import Shape, build, error, expected
@@ -127,3 +128,47 @@ def test_small_operations(dtype, random):
 def test_the_likeliest_token(dtype, random):
     logits = torch.randn(7, 5003, generator=random).to(dtype)
     assert torch.equal(sampling.pick(logits.to(DEVICE)).cpu(), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize(("tokens", "active"), [(1, 1), (33, 4), (700, 8)])
+def test_experts(tokens, active, dtype, random):
+    """Some of them elsewhere; sizes that no tile divides."""
+    count, width, hidden = 40, 200, 328
+    gate_up = (torch.randn(count, 2 * width, hidden, generator=random) * hidden**-0.5).to(dtype)
+    down = (torch.randn(count, hidden, width, generator=random) * width**-0.5).to(dtype)
+    x, residual = (torch.randn(tokens, hidden, generator=random).to(dtype) for _ in range(2))
+    logits = torch.randn(tokens, 2 * count, generator=random)
+    held = torch.full((2 * count,), -1, dtype=torch.int32)
+    held[torch.randperm(2 * count, generator=random)[:count]] = torch.arange(count, dtype=torch.int32)
+    routed = reference.route(logits, active, True)
+    wanted = reference.Experts(gate_up.float(), down.float(), held)(x.float(), *routed, residual.float())
+    found = routing.route(logits.to(DEVICE), active, True)
+    assert torch.equal(found[1].cpu(), routed[1]) and error(found[0].cpu(), routed[0]) < BOUNDS[torch.float32]
+    mix = Experts(gate_up.to(DEVICE), down.to(DEVICE), held.to(DEVICE))
+    assert error(mix(x.to(DEVICE), *found, residual.to(DEVICE)).cpu(), wanted) < BOUNDS[dtype]
+
+
+def test_a_graph_of_experts_follows_every_routing(random):
+    """No host is asked, so what was captured for one routing is right for another."""
+    gate_up, down = (torch.randn(size, generator=random) * 0.1 for size in ((16, 128, 64), (16, 64, 64)))
+    mix, wanted = Experts(gate_up.to(DEVICE), down.to(DEVICE)), reference.Experts(gate_up, down)
+    x, logits = torch.randn(20, 64, generator=random), torch.randn(3, 20, 16, generator=random)
+    logits[2] = torch.arange(16.0)  # all tokens to the same
+    given, out = logits[0].to(DEVICE), torch.zeros(20, 64, device=DEVICE)
+    on_device = x.to(DEVICE)
+
+    def run():
+        out.zero_()
+        mix(on_device, *routing.route(given, 4, True), out)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for one in logits:
+        given.copy_(one)
+        graph.replay()
+        expected = wanted(x, *reference.route(one, 4, True), torch.zeros(20, 64))
+        assert error(out.cpu(), expected) < BOUNDS[torch.float32]
