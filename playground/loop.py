@@ -68,7 +68,7 @@ def _serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Rec
         planned = _plan(source, scheduler, backend, recorder, now, commits)
         if planned.launched:
             fruitless = naps = 0
-            if any(map(scheduler.open, scheduler.groups)):  # keep the pipe full before blocking
+            if scheduler.opened:  # keep the pipe full before blocking
                 continue
         elif planned.sent:  # to a group that may have been asked before
             fruitless = _count_fruitless(fruitless, scheduler)
@@ -115,7 +115,7 @@ def _plan(
 ) -> _Planned:
     """One look at the clock: what is due comes in, and every group that may launch a step is asked for one."""
     changed = _take_in(source, scheduler, recorder, now)
-    asked = [group for group in scheduler.groups if scheduler.open(group)]
+    asked = scheduler.opened
     changed |= _tell(source, scheduler, recorder)
     if changed or asked:
         recorder.looked(now, commits)

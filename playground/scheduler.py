@@ -125,6 +125,10 @@ class Scheduler:
         late = len(self.ranks) > 1 and (report_interval or report_steps)
         self._reports = Reports(self.ranks, report_interval, report_steps, report_delay) if late else None
         self._group_of_step: dict[int, Group] = {}
+        self._stirred: set[int] = set()
+        """Groups that may be open."""
+        self._waking: dict[int, Group] = {}
+        """Groups whose policy wants to be asked again."""
         self._steps = 0
         self.turns: Callable[[int, bool], list[Turn]] | None = None
         """Asks a backend that repeats steps how far a group's are, and, if so told, to stop repeating them."""
@@ -155,9 +159,21 @@ class Scheduler:
         return len(group.flights) < self.limit and (bool(self._held) or group.live)
 
     @property
+    def opened(self) -> list[Group]:
+        """All groups that are open, in order. Looks only at those that something happened to, however many there are."""
+        if self._held:
+            return [group for group in self.groups if self.open(group)]
+        found = [group for group in map(self.groups.__getitem__, sorted(self._stirred)) if self.open(group)]
+        if len(found) < len(self._stirred):
+            self._stirred = {group.index for group in found}
+        return found
+
+    @property
     def wake(self) -> float:
         """When a policy wants to be asked again though nothing happened."""
-        return min([group.wake for group in self.groups if group.wake < inf and self.open(group)], default=inf)
+        if not self._waking:
+            return inf
+        return min([group.wake for group in self._waking.values() if self.open(group)], default=inf)
 
     @property
     def waiting(self) -> int:
@@ -206,6 +222,7 @@ class Scheduler:
         group = self._group_of[rank]
         group.starts[request.id] = request
         self._catch_up(group, stop=True)
+        self._stirred.add(group.index)
         self.ranks[rank].enqueue(sequence)
         return True
 
@@ -278,6 +295,10 @@ class Scheduler:
         self._catch_up(group)
         drafts = [self._draft(group, rank, now) for rank in group.ranks]
         group.wake = min([draft.wake_at for draft in drafts])
+        if group.wake < inf:
+            self._waking[group.index] = group
+        else:
+            self._waking.pop(group.index, None)
         if all(draft.empty for draft in drafts):
             if any(draft.preempted or draft.rejected or draft.sent for draft in drafts):
                 self._catch_up(group, stop=True)
@@ -311,6 +332,7 @@ class Scheduler:
         sequence.rank = rank
         sequence.epoch += 1
         self._catch_up(new, stop=True)
+        self._stirred.add(new.index)
         self.ranks[rank].enqueue(sequence)
 
     def _launch(self, group: Group, drafts: list[Draft], now: float) -> Step:
@@ -463,6 +485,7 @@ class Scheduler:
         flight = self._flight(group, done)
         step = flight.step
         flight.lanes.remove(done.lane)
+        self._stirred.add(group.index)
         if not flight.lanes:
             del group.flights[step.id], self._group_of_step[step.id]
         if self._is_plain(group, step, done):

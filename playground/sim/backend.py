@@ -26,6 +26,9 @@ from playground.sim.processor import Finished, Processor
 
 _TOKEN = (0,)
 
+AHEAD = 32
+"""Repetitions that are added up at a time where there are several groups."""
+
 
 class _Clock(Environment):
     """SimPy's, but that times are set as they are: now + (time - now) may be a rounding away."""
@@ -277,11 +280,16 @@ class SimBackend:
         self._begin_at(run.launched._replace(launched=begins), times)
 
     def _add_up(self, run: _Run) -> None:
-        """On to the first repetition that ends when the caller may have decided otherwise, or to the last."""
+        """On to the last repetition, but no further than is likely to last.
+
+        A lone group is stopped by nearly all that is due; of many, most are not: they look ahead, and what somebody is
+        stopped before is taken back.
+        """
+        ticks, finish = run.ticks, run.ticks[-1]
         # Of what happens at the same time in other groups the order does not matter; in its own it does.
-        following = self._environment.peek() if self._lone else inf
-        finish, until, ticks = run.ticks[-1], self._until, run.ticks
-        for host, work in islice(run.times, run.most - len(ticks)):
+        following, until = (self._environment.peek(), self._until) if self._lone else (inf, inf)
+        left = run.most - len(ticks)
+        for host, work in islice(run.times, left if self._lone else min(left, AHEAD)):
             finish += host
             finish += work
             if finish >= following:
