@@ -160,7 +160,7 @@ class Scheduler:
 
     @property
     def opened(self) -> list[Group]:
-        """All groups that are open, in order. Looks only at those that something happened to, however many there are."""
+        """All groups that are open, in order; of however many, only those that something happened to are looked at."""
         if self._held:
             return [group for group in self.groups if self.open(group)]
         found = [group for group in map(self.groups.__getitem__, sorted(self._stirred)) if self.open(group)]
