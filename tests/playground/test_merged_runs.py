@@ -25,13 +25,15 @@ from policies.route import LeastOutstanding
 
 @dataclass(frozen=True)
 class Holding:
-    """A route that answers None while every rank has `most` requests."""
+    """A route that answers None while every rank has `most` requests, but not for longer than `patience` seconds."""
 
     most: int
+    patience: float = 99.0
 
     def __call__(self, request, view):
         best = min(view.loads, key=lambda load: (load.running + load.waiting, -load.blocks_free, load.rank))
-        return best.rank if best.running + best.waiting < self.most else None
+        late = view.now > request.arrival + self.patience
+        return best.rank if late or best.running + best.waiting < self.most else None
 
 
 class Restless:
@@ -87,7 +89,7 @@ def parts(seed: int) -> tuple[dict[str, Any], Linear, Any, Any]:
     clients, think, closed = rng.randint(2, 6), rng.uniform(0, 0.3), rng.random() < 0.4
     aborts = [(times[id] + rng.uniform(0, 1), id) for id in rng.sample(range(10), 4)] if rng.random() < 0.7 else []
     budget = rng.choice([ChunkedPrefill(8), ChunkedPrefill(64), Orca(3), TokenThrottling(16, 2, 2)])
-    route = rng.choice([Holding(1), Holding(2), Holding(3), LeastOutstanding()])
+    route = rng.choice([Holding(1), Holding(2, 0.1), Holding(3, 0.1), LeastOutstanding()])
     after = rng.choice([0, 0, rng.randint(3, 20)])
 
     def source():
