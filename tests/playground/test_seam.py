@@ -574,6 +574,76 @@ def test_blocks_are_taken_in_the_order_of_turns():
     assert [list(held) for held in blocks] == [[0, 1, 4], [2, 3, 5]] and list(scheduler.groups[0].flights) == [2, 3]
 
 
+def repeating(*moves, **spec) -> tuple[Scheduler, list[tuple[int, bool]]]:
+    """Two stages, and the decode of sequence 0 is repeated on them; the second slot is free. Who asks how far it is?"""
+    spec = Spec(blocks=20, block_size=4, stages=2, repeats=True, forwards_tokens=True, **spec)
+    scheduler = driven(spec, Greedy(everything, everything, *moves), 0)
+    scheduler.policy.steady = lambda draft: 9
+    scheduler.arrive(request(0, output=9), 0.0)
+    scheduler.commit(done(step_of(scheduler)))
+    assert step_of(scheduler).repeat == 8
+    asked: list[tuple[int, bool]] = []
+    scheduler.turns = lambda group, stop: asked.append((group, stop)) or [Turn(1, 4, 3)]
+    return scheduler, asked
+
+
+def test_a_policy_is_asked_when_accounts_are_those_of_the_present():
+    seen = []
+    scheduler, asked = repeating(lambda draft: seen.append((draft.blocks_free, first(draft.running).launched)))
+    assert step_of(scheduler, now=4.5) is None
+    assert seen == [(18, 8)] and asked == [(0, False)]
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda draft: draft.preempt(first(draft.running)),
+        lambda draft: draft.reject(first(draft.waiting), "unwanted"),
+        lambda draft: draft.send(first(draft.waiting), 1),
+    ],
+)
+def test_who_gives_something_up_and_places_nothing_ends_the_stretch(move):
+    scheduler, asked = repeating(move, ranks=2)
+    scheduler.arrive(request(2), 4.0)
+    scheduler.arrive(request(3), 4.0)  # the fewest are on rank 1, then all have as many
+    asked.clear()
+    assert step_of(scheduler, now=4.5) is None
+    assert asked[:2] == [(0, False), (0, True)]
+
+
+def test_a_step_of_another_kind_ends_the_stretch():
+    scheduler, asked = repeating()
+    scheduler.arrive(request(2), 4.0)
+    asked.clear()
+    assert step_of(scheduler, now=4.5).repeat == 1
+    assert asked == [(0, False), (0, True)]
+
+
+@pytest.mark.parametrize("lane, stop", [(COPY_OUT, True), (MAIN, False)])
+def test_a_copy_that_ends_ends_the_stretch(lane, stop):
+    """A completion that changes nothing does not."""
+    scheduler = driven(Spec(blocks=20, block_size=4, host_blocks=5), Greedy(everything, swap_first), 2)
+    asked: list[bool] = []
+    scheduler.turns = lambda group, stop: asked.append(stop) or []
+    step = step_of(scheduler)
+    if lane == COPY_OUT:
+        scheduler.commit(done(step))
+        step = step_of(scheduler)
+        asked.clear()
+    scheduler.commit(done(step, lane))
+    assert asked == [stop]
+
+
+def test_blocks_that_come_free_end_the_stretch():
+    scheduler = driven(Spec(blocks=20, block_size=4, repeats=True), Greedy(everything), 1)
+    step = step_of(scheduler)
+    scheduler.abort(0, 0.5)
+    asked: list[bool] = []
+    scheduler.turns = lambda group, stop: asked.append(stop) or []
+    scheduler.commit(done(step))
+    assert asked == [True]
+
+
 # --- completions that make no sense
 
 
