@@ -48,7 +48,7 @@ def test_shares_are_of_all_experts_or_of_those_picked():
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_route(name, experts, active, normalise, dtype):
-    logits = torch.stack([torch.randperm(experts) for _ in range(5)]).mul(0.05).to(dtype)  # no equals
+    logits = torch.stack([torch.randperm(experts) for _ in range(5)]).sub(experts).mul(0.05).to(dtype)  # no equals
     expected, wanted = REFERENCE.route(logits, active, normalise)
     shares, picks = implementation("route", name)(logits, active, normalise)
     assert torch.equal(picks, wanted) and picks.dtype == torch.int32
@@ -178,7 +178,7 @@ def test_pairs_are_sorted_by_where_their_experts_are():
     from kernels.triton.pairs import arranged
 
     picks = torch.tensor([[4, 1], [0, 4], [1, 9]], dtype=torch.int32)  # 9: no expert at all
-    held = torch.tensor([-1, 1, -1, -1, 0], dtype=torch.int32)
+    held = torch.tensor([-1, 1, -1, -1, 0, *[1] * 5], dtype=torch.int32)[:5]  # and what lies behind it
     order, offsets = arranged(picks, held, 2)
     assert offsets.tolist() == [0, 2, 4]
     assert order[:4].tolist() == [0, 3, 1, 4]
