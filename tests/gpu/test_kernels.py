@@ -142,7 +142,7 @@ def test_experts(tokens, active, dtype, random):
     held = torch.full((2 * count,), -1, dtype=torch.int32)
     held[torch.randperm(2 * count, generator=random)[:count]] = torch.arange(count, dtype=torch.int32)
     routed = reference.route(logits, active, True)
-    wanted = reference.Experts(gate_up.float(), down.float(), held)(x.float(), *routed, residual.float())
+    wanted = reference.Experts(gate_up.float(), down.float(), held)(x.float(), *routed, residual.float().clone())
     found = routing.route(logits.to(DEVICE), active, True)
     assert torch.equal(found[1].cpu(), routed[1]) and error(found[0].cpu(), routed[0]) < BOUNDS[torch.float32]
     mix = Experts(gate_up.to(DEVICE), down.to(DEVICE), held.to(DEVICE))
