@@ -87,7 +87,7 @@ class Draft:
         self.spec = spec
         self.rng = rng
         self.in_flight = in_flight
-        """Steps of this rank's group that have not come back, oldest first."""
+        """Steps of this rank's group that have not come back, oldest first; a repeated one as it was launched."""
         self.layers = layers
         """How many each stage holds; empty where they cannot move."""
         self.move: LayerMove | None = None
