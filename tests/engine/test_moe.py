@@ -88,6 +88,24 @@ def test_a_config_that_does_not_fit(folder, changes, said):
     refused(folder, said)
 
 
+def test_shares_add_up_to_one_only_if_the_config_says_so(folder):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    assert find_config(folder).routing == Routing(4, True)
+    del config["norm_topk_prob"]
+    path.write_text(json.dumps(config))
+    assert find_config(folder).routing == Routing(4, False)
+    assert find_config("qwen3-8b").routing is None
+
+
+def test_operations_are_chosen_for_so_many_experts(monkeypatch):
+    needs = []
+    monkeypatch.setattr("engine.load.select", lambda device, kernels, need: needs.append(need) or select(device))
+    for family in ("qwen3-moe", "qwen3"):
+        load_model(tiny(family))
+    assert [need.experts for need in needs] == [8, None]
+
+
 def test_more_experts_than_kernels_hold_are_the_references(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
