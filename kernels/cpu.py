@@ -130,23 +130,41 @@ class Attention:
 
     def __init__(self, batch: PagedBatch) -> None:
         self._batch = batch
-        edges, contexts = [0, *accumulate(batch.lengths)], batch.contexts
-        parts = _partition(batch.lengths, contexts)
-        self._groups = [_group(batch, contexts, edges, first, last) for first, last in parts]
+        self._groups = _groups(batch)
 
     def __call__(self, q: Tensor, pool: Tensor, scale: float, window: int | None = None) -> Tensor:
         """q [T, H, D] -> [T, H * D]. A window that hides something is left to the reference."""
         if window is not None and window < max(self._batch.contexts, default=0):
             return reference.Attention(self._batch)(q, pool, scale, window)
         if len(self._groups) == 1:
-            return _attend(q, pool, self._groups[0], scale)
-        return torch.cat([_attend(q[group.rows], pool, group, scale) for group in self._groups])
+            return _attend(q, *_gather(pool, self._groups[0]), self._groups[0], scale)
+        return torch.cat([_attend(q[group.rows], *_gather(pool, group), group, scale) for group in self._groups])
 
 
-def _attend(q: Tensor, pool: Tensor, group: Group, scale: float) -> Tensor:
-    """One group: q [slices * length, H, D] -> [slices * length, H * D]."""
+class MlaAttention:
+    """As the reference, in the same groups."""
+
+    def __init__(self, batch: PagedBatch) -> None:
+        self._groups = _groups(batch)
+
+    def __call__(self, q: Tensor, pool: Tensor, rank: int, scale: float) -> Tensor:
+        """q [T, H, C + R], pool [blocks, block_size, C + R] -> [T, H, C]."""
+        pages = pool[:, :, None, None]  # one head, whose values are a part of its keys
+        parts = []
+        for group in self._groups:
+            (keys,) = _gather(pages, group)
+            parts.append(_attend(q[group.rows], keys, keys[..., :rank], group, scale))
+        return torch.cat(parts).view(*q.shape[:2], rank)
+
+
+def _groups(batch: PagedBatch) -> list[Group]:
+    edges, contexts = [0, *accumulate(batch.lengths)], batch.contexts
+    return [_group(batch, contexts, edges, first, last) for first, last in _partition(batch.lengths, contexts)]
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, group: Group, scale: float) -> Tensor:
+    """One group: q [slices * length, H, D] -> [slices * length, H * width of values]."""
     tokens, heads, head_dim = q.shape
-    keys, values = _gather(pool, group)
     mask = None if group.mask is None else group.mask.to(q.dtype)
     if group.length == 1:
         # The query heads that share a key head are like several queries of one head: one product for all of them.
@@ -159,16 +177,15 @@ def _attend(q: Tensor, pool: Tensor, group: Group, scale: float) -> Tensor:
     return out.transpose(1, 2).reshape(tokens, -1)
 
 
-def _gather(pool: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-    """Keys and values of a group, each [slices, K, context, D]."""
+def _gather(pool: Tensor, group: Group) -> tuple[Tensor, ...]:
+    """What the pool's third axis holds of a group, keys and values, each [slices, K, context, D]."""
     blocks, block_size = pool.shape[:2]
     pages = pool.view(blocks, -1).index_select(0, group.blocks)
     if group.stale is not None:
         # Zero weight does not hide what a freed block held if that is infinite or NaN: 0 * inf is NaN.
         pages.view(len(group.blocks) * block_size, -1).index_fill_(0, group.stale, 0.0)
     kv = pages.view(group.slices, -1, *pool.shape[2:]).permute(2, 0, 3, 1, 4)
-    keys, values = kv[:, :, :, : group.context].unbind(0)
-    return keys, values
+    return kv[:, :, :, : group.context].unbind(0)
 
 
 def _partition(lengths: Sequence[int], contexts: Sequence[int]) -> Iterator[tuple[int, int]]:

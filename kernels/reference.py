@@ -83,6 +83,33 @@ def place_qkv(
     return turned[:, :heads].to(qkv.dtype)
 
 
+def place_latent(
+    q: Tensor, latents: Tensor, positions: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, pool: Tensor, norm: Tensor,
+    eps: float,
+) -> None:  # fmt: skip
+    """Queries and compressed keys of latent attention made ready (DeepSeek-V2, arXiv 2405.04434, 2.1).
+
+    q [T, H, D]: the last R elements of each head are rotated in place, by row `positions[i]` of `cos` and `sin`
+    [positions, R/2]: element i with element i + R/2. latents [T, C + R]: the first C elements are normed by `norm` [C],
+    the last R rotated, and both stored in the pool [blocks, block_size, C + R] at each token's slot; a slot below 0 is
+    padding and nothing is stored.
+    """
+    half, rank = cos.shape[1], len(norm)
+    turns, tilts = (table[positions].float() for table in (cos, sin))
+
+    def turned(x: Tensor, turns: Tensor, tilts: Tensor) -> Tensor:
+        left, right = x.float().split(half, -1)
+        return torch.cat((left * turns - right * tilts, right * turns + left * tilts), -1)
+
+    rotating = q[..., -2 * half :]
+    rotating.copy_(turned(rotating, turns[:, None], tilts[:, None]))
+    normed = rms_norm(latents[:, :rank].float(), norm.float(), eps)
+    stored = torch.cat((normed, turned(latents[:, rank:], turns, tilts)), 1).to(pool.dtype)
+    kept = (slots >= 0).nonzero()[:, 0]
+    places = slots[kept]
+    pool[places // pool.shape[1], places % pool.shape[1]] = stored[kept]
+
+
 def embedding(tokens: Tensor, table: Tensor) -> Tensor:
     """Rows of table [V, W] by tokens [T] -> [T, W]; an id that is no row gives zeros."""
     known = (tokens >= 0) & (tokens < len(table))
@@ -181,6 +208,23 @@ class Attention:
             hidden |= positions <= positions[start:, None] - window
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+class MlaAttention:
+    """Causal latent attention of a batch over its compressed pages, with the expansion absorbed into the queries."""
+
+    def __init__(self, batch: PagedBatch) -> None:
+        self._batch = batch
+
+    def __call__(self, q: Tensor, pool: Tensor, rank: int, scale: float) -> Tensor:
+        """q [T, H, C + R], pool [blocks, block_size, C + R] -> [T, H, C], where C is `rank`.
+
+        All heads see the same keys, the pool's rows, whose first C elements are the values. The batch's own are in the
+        pool already.
+        """
+        one_head = pool[:, :, None, None].expand(-1, -1, 2, -1, -1)
+        attended: Tensor = Attention(self._batch)(q, one_head, scale)
+        return attended.unflatten(1, q.shape[1:])[..., :rank]
 
 
 def sample(

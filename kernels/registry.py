@@ -40,6 +40,12 @@ class Attend(Protocol):
     def __call__(self, q: Tensor, pool: Tensor, scale: float, window: int | None = None) -> Tensor: ...
 
 
+class AttendLatent(Protocol):
+    """Latent attention that has been told its batch: runs once for every layer."""
+
+    def __call__(self, q: Tensor, pool: Tensor, rank: int, scale: float) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """The chosen operations; `kernels.reference` says what each does."""
@@ -65,6 +71,9 @@ class Ops:
     """Norm of heads, rotary embedding and write to the pool in one; may overwrite its first argument."""
     attention: Callable[[PagedBatch | DeviceBatch], Attend]
     """A `DeviceBatch` is for implementations on a GPU only."""
+    place_latent: Callable[..., None]
+    """What `place_qkv` is for latent attention; overwrites queries."""
+    mla_attention: Callable[[PagedBatch | DeviceBatch], AttendLatent]
     embedding: Callable[[Tensor, Tensor], Tensor]
     pick: Callable[[Tensor, SamplingRows | None], Tensor]
     count_tokens: Callable[[Tensor, Tensor, Tensor], None]
@@ -81,6 +90,8 @@ class Need:
     head_dim: int | None = None
     hidden: int | None = None
     experts: int | None = None
+    kv_rank: int | None = None
+    """Elements of latent attention's compressed vectors."""
 
 
 Objection = Callable[[Need], str | None]
@@ -161,6 +172,10 @@ def _wide_row(need: Need) -> str | None:
 
 def _many_experts(need: Need) -> str | None:
     return None if (need.experts or 0) <= 1024 else f"{need.experts} experts, at most 1024"
+
+
+def _wide_latent(need: Need) -> str | None:
+    return None if (need.kv_rank or 0) <= 512 else f"compressed vectors of {need.kv_rank}, at most 512"
 
 
 def _no_half(need: Need) -> str | None:
@@ -281,6 +296,15 @@ IMPLEMENTATIONS: Mapping[str, Mapping[str, Implementation]] = {
         "flashinfer": _flashinfer(),
         "cudnn": replace(_gpu("cudnn", "Attention", _no_half, *_HEADS), note=CUDNN_NOTE),
         "triton": _gpu("triton.attention", "Attention", *_HEADS),
+    },
+    "place_latent": {
+        "reference": Implementation(reference.place_latent),
+        "triton": _gpu("triton.latent", "place_latent", _wide_latent),
+    },
+    "mla_attention": {
+        "reference": Implementation(reference.MlaAttention, note=REFERENCE_NOTE),
+        "cpu": Implementation(cpu.MlaAttention, CPU),
+        "triton": _gpu("triton.latent", "MlaAttention", _wide_latent),
     },
     "embedding": {
         "reference": Implementation(reference.embedding),

@@ -17,7 +17,20 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from kernels.batch import SamplingRows
-from kernels.triton import activation, decode, experts, launch, linear, norm, pairs, prefill, qkv, routing, sampling
+from kernels.triton import (
+    activation,
+    decode,
+    experts,
+    latent,
+    launch,
+    linear,
+    norm,
+    pairs,
+    prefill,
+    qkv,
+    routing,
+    sampling,
+)
 
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 """Bytes of shared memory that a program may have (CUDA C++ programming guide 13.0, table of compute capabilities)."""
@@ -53,6 +66,17 @@ def mixture(dtype: torch.dtype, tokens: int) -> None:
     mix(x, *routing.route(torch.zeros(tokens, 8, dtype=dtype), 4, True), x.clone())
 
 
+def latents(dtype: torch.dtype, heads: int) -> None:
+    """DeepSeek's sizes."""
+    pool, tables = torch.zeros(8, 16, 576, dtype=dtype), torch.zeros(4, 8, dtype=torch.int32)
+    q = torch.zeros(100, heads, 576, dtype=dtype)
+    latent.latent_decode(q[:4], pool, tables, ints(100, 100, 100, 100), 512, 0.1)
+    latent.latent_prefill(q, pool, tables, ints(100), ints(0, 100), 512, 0.1)
+    places, table = torch.arange(4), torch.zeros(64, 32)
+    queries, made = torch.zeros(4, heads, 192, dtype=dtype), torch.zeros(4, 2112, dtype=dtype)[:, 1536:]
+    latent.place_latent(queries, made, places, places, table, table, pool, torch.ones(512, dtype=dtype), 1e-6)
+
+
 def others() -> None:
     x = torch.zeros(4, WIDTH, dtype=BF16)
     norm.add_rms_norm(x, x.clone(), x[0], 1e-6)
@@ -78,6 +102,8 @@ CALLS: tuple[Callable[[], None], ...] = (
     lambda: mixture(BF16, 1),
     lambda: mixture(BF16, 256),
     lambda: mixture(torch.float32, 256),
+    lambda: latents(BF16, 128),
+    lambda: latents(torch.float32, 16),
     others,
     draws,
 )
@@ -104,10 +130,10 @@ def compiled(capability: int) -> Iterator[dict[str, Any]]:
     launch.shared_memory = lambda device: SHARED[capability]
     for module in (activation, decode, experts, linear, norm, pairs, qkv, routing):
         module.early = launch.early
-    for module in (experts, linear, prefill):
+    for module in (experts, latent, linear, prefill):
         module.shared_memory = launch.shared_memory
     try:
-        for call in CALLS if capability >= 90 else CALLS[:8]:  # the others need no shared memory to speak of
+        for call in CALLS if capability >= 90 else CALLS[:10]:  # the others need no shared memory to speak of
             call()
     finally:
         JITFunction.run = run

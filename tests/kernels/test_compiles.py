@@ -28,3 +28,4 @@ def test_kernels_compile_and_fit_the_shared_memory(capability, tmp_path):
     kernels = {one["kernel"] for one in found}
     assert kernels >= {"_decode", "_prefill", "skinny_kernel", "matvec_kernel", "_rms_norm"}
     assert kernels >= {"_route", "_arrange", "_gated", "_weighted", "_sum"}
+    assert kernels >= {"_latent", "_merge", "_place_latent"}
