@@ -186,6 +186,14 @@ def test_merged_rows_expand_to_one_a_repetition(tmp_path):
     assert steps["planned"].to_pylist()[1:] == steps["finished"].to_pylist()[:-1]
 
 
+def test_victims_belong_to_the_first_of_merged_repetitions(tmp_path):
+    with Trace(tmp_path) as trace:
+        committed = trace.committed
+        trace.committed = lambda *row: (committed(*row), trace.happened(Event(1.0, "recompute", 9, 0)))
+        run(trace, [Request(0, 0.0, 4, 7)], repeats=True)
+    assert expand(tmp_path, block_size=4)[0]["preempted"].to_pylist() == [0, 1, 0, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("kind", sorted({field.type for schema in SCHEMAS.values() for field in schema}, key=str))
 @pytest.mark.parametrize("nulls", [False, True])
 def test_columns_are_what_arrow_makes_of_the_values(kind, nulls):
