@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -83,6 +84,11 @@ class TorchBackend:
             self._due += len(step.lanes)
         future = self._worker.submit(self._carry_out, step, launched)
         future.add_done_callback(partial(self._note_failure, step.id))
+
+    def learn(self, tokens: Iterable[tuple[int, int, int]]) -> None:
+        """Sequence, position and token, as another stage sampled it; before the step that computes it."""
+        for token in tokens:
+            self._worker.submit(self._runner.known, *token)
 
     def wait(self, until: float = inf) -> Done | None:
         """The next completion in order of finish; None once `until` has passed without one.

@@ -93,6 +93,11 @@ class Runner:
         for id in step.ends:
             self._sequences.pop(id, None)
 
+    def known(self, sequence: int, position: int, token: int) -> None:
+        """A token that another stage sampled. Call before the step that computes it."""
+        if sequence in self._sequences:
+            self._sequences[sequence].accept(position, token, self._model.config.eos)
+
     def warm_up(self, request: Request) -> None:
         """Compute a request's prompt in the first blocks of every rank, for nothing but the time it takes.
 
@@ -163,6 +168,8 @@ class Runner:
 
     def _forward(self, batch: Batch, outcome: Outcome, ended: list[int]) -> None:
         logits = self._model(batch.inputs, self._pools[batch.rank].device)
+        if not self._model.part.last:
+            return  # another stage samples; what it samples comes by `known`
         picked = pick(logits, batch.sampled, self._model.ops)
         for index, ((sequence, position), token) in enumerate(zip(batch.sampled, picked.ids, strict=True)):
             if not sequence.accept(position, token, self._model.config.eos):

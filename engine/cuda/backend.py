@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
@@ -184,6 +184,11 @@ class CudaBackend:
             self._residents.end(step.ends)
         except (ValueError, RuntimeError) as error:
             self._fail(step.id, error)
+
+    def learn(self, tokens: Iterable[tuple[int, int, int]]) -> None:
+        """Sequence, position and token, as another stage sampled it; before the step that computes it."""
+        for token in tokens:
+            self._residents.learn(*token)
 
     def _launch(self, step: Step, lane: str, launched: float) -> None:
         if lane in (COPY_IN, COPY_OUT):

@@ -133,6 +133,15 @@ class Residents:
             if resident is not None and resident.slot is not None:
                 self._free.append(resident.slot)
 
+    def learn(self, sequence: int, position: int, token: int) -> None:
+        """A token that another stage sampled: the device has it to be told. Of the forgotten nothing is kept."""
+        resident = self._known.get(sequence)
+        if resident is None:
+            return
+        resident.text.accept(position, token, self._eos)
+        if resident.slot is not None:
+            self._ready[resident.slot] = min(int(self._ready[resident.slot]), position)
+
     # --- slices
 
     def place(self, slices: Columns) -> Batch:
