@@ -545,8 +545,11 @@ class Scheduler:
                 sequence.first_token = first
             if sequence.keys and sequence.published < len(sequence.keys):
                 self.ranks[sequence.rank].publish(sequence, columns.start[place] + columns.length[place])
-        for id in done.ended:
-            self._end(self.sequences[id], done.finished)
+        if done.ended:
+            ended = set(done.ended)
+            for id in columns.sequence:  # in this order, whatever the backend's
+                if id in ended:
+                    self._end(self.sequences[id], done.finished)
 
     def _end(self, sequence: Sequence, now: float) -> None:
         self.ranks[sequence.rank].end(sequence)

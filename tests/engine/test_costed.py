@@ -7,7 +7,8 @@ from playground.core import Request, Sampling, Spec, Step
 from playground.loop import serve
 from playground.scheduler import Scheduler
 from playground.sim.backend import SimBackend
-from playground.sim.durations import LaneTimes, StepTimes
+from playground.sim.cost import Linear
+from playground.sim.durations import LaneTimes, Modelled, StepTimes
 from playground.workload.source import OpenLoop
 from policies.budget import ChunkedPrefill, TokenThrottling, Unified
 from policies.composed import Composed
@@ -166,6 +167,6 @@ def test_cached_prefixes_change_no_token(model):
 
 
 def test_the_models_length_bounds_the_specs(llama):
-    inner = SimBackend(Spec(blocks=8, repeats=True), Steady(1))
+    inner = SimBackend(Spec(blocks=8, repeats=True), Modelled(Linear(1.0)))
     spec = CostedBackend(llama, inner).spec
     assert spec.max_length == 16384 and not spec.repeats

@@ -554,6 +554,13 @@ def test_repetitions_are_accounted_for_whenever_somebody_looks():
     assert sequence.returned == 5 and committed.slices[0].blocks == (1,)
 
 
+def test_sequences_end_in_the_order_of_their_slices_whatever_the_backends():
+    scheduler = driven(requests=2)
+    step = step_of(scheduler)
+    scheduler.commit(replace(done(step), ended=(1, 0)))
+    assert [ended.request.id for ended in scheduler.ended] == [0, 1]
+
+
 def test_blocks_are_taken_in_the_order_of_turns():
     """Two steps of one sequence each in turns: both need a block at their third repetition, the first one first."""
     spec = Spec(blocks=20, block_size=4, stages=2, repeats=True)
