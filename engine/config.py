@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import EngineError
-from playground.model import ModelShape, shipped
+from playground.model import Experts, ModelShape, shipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,21 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Grouped:
+    """Experts are picked from the best groups of them only, so that a token goes to few devices (DeepSeek-V2, V3)."""
+
+    groups: int
+    taken: int
+    """Groups of a token; as many as there are: all."""
+    best: int
+    """A group is as good as so many of its best experts together."""
+    sigmoid: bool
+    """Whether an expert's score is its logit's sigmoid; else the softmax over all."""
+    scale: float
+    """What the shares are multiplied by in the end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Routing:
     """How a router picks experts."""
 
@@ -35,6 +50,8 @@ class Routing:
     """Experts of a token."""
     normalise: bool
     """Whether the shares of those picked are made to add up to 1."""
+    grouped: Grouped | None = None
+    """DeepSeek's way to pick them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +104,7 @@ def _decoder_config(config: Mapping[str, Any], path: Path, eos: tuple[int, ...])
         eos=eos,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
         windows=shape.windows or (None,) * shape.layers,
-        routing=None if shape.experts is None else _routing(config, shape.experts.active, path),
+        routing=None if shape.experts is None else _routing(config, shape.experts, path),
     )
 
 
@@ -119,13 +136,48 @@ def _refuse_unsupported(config: Mapping[str, Any], path: Path) -> None:
         raise EngineError(f"{path}: quantization_config: the engine has no quantised weights; use the bf16 checkpoint")
     if (activation := config.get("hidden_act", "silu")) != "silu":
         raise EngineError(f"{path}: hidden_act={activation} is not supported; the engine has silu only")
+    if config.get("rope_interleave") is False:
+        raise EngineError(f"{path}: rope_interleave=false is not supported; DeepSeek's own checkpoints interleave")
 
 
-def _routing(config: Mapping[str, Any], active: int, path: Path) -> Routing:
+def _routing(config: Mapping[str, Any], experts: Experts, path: Path) -> Routing:
     normalise = config.get("norm_topk_prob", False)
     if not isinstance(normalise, bool):
         raise EngineError(f"{path}: field norm_topk_prob={normalise!r} must be true or false")
-    return Routing(active, normalise)
+    if not _is_deepseek(config):
+        return Routing(experts.active, normalise)
+    grouped = _grouped(config, experts, path)
+    if normalise and not grouped.sigmoid:
+        # The published code and transformers' disagree, and no published model has it.
+        raise EngineError(f"{path}: norm_topk_prob=true is not supported in a DeepSeek-V2; take a DeepSeek-V3")
+    return Routing(experts.active, normalise, grouped)
+
+
+def _grouped(config: Mapping[str, Any], experts: Experts, path: Path) -> Grouped:
+    """V2 names its method; V3's is fixed, with a correction of scores that is learnt without a loss."""
+    newer = experts.correction
+    names = ("noaux_tc",) if newer else ("greedy", "group_limited_greedy")
+    if (method := config.get("topk_method") or names[0]) not in names:
+        raise EngineError(f"{path}: topk_method={method} is not supported; this family has {', '.join(names)}")
+    if (scores := config.get("scoring_func") or _SCORES[newer]) != _SCORES[newer]:
+        raise EngineError(f"{path}: scoring_func={scores} is not supported; this family has {_SCORES[newer]}")
+    groups, taken = (int(config.get(field) or 1) for field in ("n_group", "topk_group"))
+    if method == "greedy":
+        groups = taken = 1
+    if experts.count % groups or not 1 <= taken <= groups or taken * (experts.count // groups) < experts.active:
+        raise EngineError(
+            f"{path}: n_group={groups}, topk_group={taken}: {experts.active} of {experts.count} experts cannot be "
+            "picked from so many groups; mend them"
+        )
+    scale = _number(config, "routed_scaling_factor", path, 1.0)
+    return Grouped(groups, taken, 2 if newer else 1, newer, scale)
+
+
+_SCORES = {False: "softmax", True: "sigmoid"}
+
+
+def _is_deepseek(config: Mapping[str, Any]) -> bool:
+    return str(config["architectures"]).find("Deepseek") >= 0
 
 
 def _rope(config: Mapping[str, Any], shape: ModelShape, path: Path) -> Rope:
@@ -149,6 +201,8 @@ def _rope(config: Mapping[str, Any], shape: ModelShape, path: Path) -> Rope:
 
 def _rotary_width(config: Mapping[str, Any], shape: ModelShape, path: Path) -> int:
     """A part of each head, as in vLLM; transformers' own classes of these families leave such configs unsupported."""
+    if shape.latent is not None:
+        return shape.latent.rope
     share = _number(config, "partial_rotary_factor", path, 1.0)
     width = int(shape.head_dim * share)
     if not 0 < width <= shape.head_dim or width % 2:
@@ -176,6 +230,8 @@ ARCHITECTURES = (
     "Qwen3ForCausalLM",
     "Qwen2MoeForCausalLM",
     "Qwen3MoeForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
 )
 # "dynamic" stretches what is longer than `max_position_embeddings` only, which no sequence is here.
 _NEEDED: Mapping[str, tuple[str, ...]] = {

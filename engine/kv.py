@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,8 @@ class KvPool:
 
     Layout [layers, blocks, block_size, 2, kv_heads, head_dim]: a token's keys and values lie side by side, as the
     fused projection makes them, so one write stores both and one gather fetches both; a block of one layer is one
-    contiguous piece.
+    contiguous piece. Of latent attention [layers, blocks, block_size, cached]: the compressed vector that keys and
+    values are made from, with the rotated part of the keys, which all heads share.
     """
 
     def __init__(
@@ -31,10 +34,10 @@ class KvPool:
         self.block_size = block_size
         self.dtype = dtype
         # Zeros, not empty: what was never written must be finite for kernels that mask by weight.
-        size = (shape.layers, blocks, block_size, 2, shape.kv_heads, shape.head_dim)
+        size = (shape.layers, blocks, block_size, *_token(shape))
         self.data = _allocate(size, dtype, device, option)
         self.layers: tuple[Tensor, ...] = tuple(self.data.unbind(0))
-        """Each layer's blocks, [blocks, block_size, 2, kv_heads, head_dim]."""
+        """Each layer's blocks, [blocks, block_size, 2, kv_heads, head_dim] or [blocks, block_size, cached]."""
 
 
 def copy_blocks(source: KvPool, target: KvPool, pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
@@ -46,7 +49,12 @@ def copy_blocks(source: KvPool, target: KvPool, pairs: tuple[tuple[int, ...], tu
 
 def block_bytes(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
-    return shape.layers * block_size * 2 * shape.kv_heads * shape.head_dim * dtype.itemsize
+    return shape.layers * block_size * prod(_token(shape)) * dtype.itemsize
+
+
+def _token(shape: ModelShape) -> tuple[int, ...]:
+    """Axes of what one layer keeps of one token."""
+    return (2, shape.kv_heads, shape.head_dim) if shape.latent is None else (shape.latent.cached,)
 
 
 def _allocate(size: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, option: str) -> Tensor:

@@ -83,8 +83,10 @@ def _decoder(
     keep = Cut(whole, share.layout.span(share.place.stage, whole.layers), share.place.tp_rank, share.layout.tp)
     shape, place = local.shape, _device(device)
     experts = None if whole.experts is None else whole.experts.count
-    need = Need(dtype, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden, experts)
-    _check_attention(place, kernels, need)
+    rank = None if whole.latent is None else whole.latent.kv_rank
+    need = Need(dtype, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden, experts, rank)
+    for op in ("attention",) if rank is None else ("attention", "mla_attention"):
+        _check_attention(op, place, kernels, need)
     ops = select(place.type, kernels, need)
     too_large = (
         f"model: {shape.parameters * dtype.itemsize / 1e9:.1f} GB of weights in {dtype} do not fit the memory of "
@@ -116,15 +118,15 @@ def _check_cuda(device: torch.device) -> None:
         raise EngineError(f"device={device}: there are {count} CUDA devices, numbered from 0; take another number")
 
 
-def _check_attention(device: torch.device, kernels: Mapping[str, str] | None, need: Need) -> None:
+def _check_attention(op: str, device: torch.device, kernels: Mapping[str, str] | None, need: Need) -> None:
     """On a GPU the reference is no substitute: it asks the host for lengths in every layer."""
-    if device.type != "cuda" or "attention" in (kernels or {}) or chosen("attention", "cuda", need=need) != "reference":
+    if device.type != "cuda" or op in (kernels or {}) or chosen(op, "cuda", need=need) != "reference":
         return
-    entries = IMPLEMENTATIONS["attention"].items()
+    entries = IMPLEMENTATIONS[op].items()
     reasons = "; ".join(
         f"{name}: {entry.objection('cuda', need)}" for name, entry in entries if "cuda" in entry.devices
     )
-    raise EngineError(f"kernels.attention: no implementation on a GPU takes this model ({reasons}); take another model")
+    raise EngineError(f"kernels.{op}: no implementation on a GPU takes this model ({reasons}); take another model")
 
 
 def load_tokenizer(path: str | Path) -> Any:

@@ -30,6 +30,12 @@ def frequencies(rope: Rope) -> tuple[Tensor, float]:
             return plain, 1.0
 
 
+def score_scale(rope: Rope) -> float:
+    """What latent attention's scores are multiplied by where rotation is stretched (DeepSeek's `mscale_all_dim`)."""
+    whole = rope.parameters.get("mscale_all_dim")
+    return _grow(whole, rope.parameters["factor"]) ** 2 if whole and rope.kind != "default" else 1.0
+
+
 def _llama3(plain: Tensor, parameters: Mapping[str, Any]) -> Tensor:
     """Short wavelengths stay, long ones are stretched by `factor`, between them it blends."""
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
@@ -60,9 +66,9 @@ def _yarn_scale(parameters: Mapping[str, Any]) -> float:
     """The attention temperature of YaRN's section 3.4, on cos and sin."""
     if (stated := parameters.get("attention_factor")) is not None:
         return float(stated)
+    part, whole, factor = parameters.get("mscale"), parameters.get("mscale_all_dim"), parameters["factor"]
+    return _grow(part, factor) / _grow(whole, factor) if part and whole else _grow(1.0, factor)
 
-    def grow(weight: float) -> float:
-        return 0.1 * weight * log(parameters["factor"]) + 1.0 if parameters["factor"] > 1 else 1.0
 
-    part, whole = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    return grow(part) / grow(whole) if part and whole else grow(1.0)
+def _grow(weight: float, factor: float) -> float:
+    return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.weights import ExpertWeights, LayerWeights, Linear
+from engine.weights import ExpertWeights, LatentWeights, LayerWeights, Linear
 from playground.model import ModelShape
 
 
@@ -41,12 +41,28 @@ class Cut:
         heads = [shape.query_width, shape.kv_width, shape.kv_width]
         return replace(
             whole,
-            qkv=self._columns(whole.qkv, heads, [shape.heads, shape.kv_heads, shape.kv_heads]),
+            qkv=whole.qkv and self._columns(whole.qkv, heads, [shape.heads, shape.kv_heads, shape.kv_heads]),
             qk_norm=None if whole.qk_norm is None else self._norms(whole.qk_norm),
             out=self._rows(whole.out),
             gate_up=None if whole.gate_up is None else self._gates_ups(whole.gate_up),
             down=None if whole.down is None else self._rows(whole.down),
             experts=None if whole.experts is None else self._experts(whole.experts),
+            latent=None if whole.latent is None else self._latent(whole.latent),
+        )
+
+    def _latent(self, whole: LatentWeights) -> LatentWeights:
+        """Heads are shared out; what makes the compressed vectors is no head's, and on every rank."""
+        heads = self.shape.heads
+        if whole.queries is None:
+            cached = len(whole.down.weight) - self.shape.query_width
+            down = self._columns(whole.down, [self.shape.query_width, cached], [heads, 1])
+        else:
+            down = whole.down
+        return whole._replace(
+            down=down,
+            queries=None if whole.queries is None else self._heads(whole.queries, heads),
+            keys=self._heads(whole.keys, heads).contiguous(),
+            values=self._heads(whole.values, heads).contiguous(),
         )
 
     def vocabulary(self, table: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.config import read_json
 from engine.errors import EngineError
-from playground.model import Experts, ModelShape
+from playground.model import Experts, Latent, ModelShape
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LEGACY, LEGACY_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -39,6 +39,23 @@ class ExpertWeights(NamedTuple):
     """[E, hidden, width]."""
     shared_gate: Tensor | None
     """How much of the shared experts a token gets, [1, hidden]; None: all."""
+    correction: Tensor | None = None
+    """Added to scores where experts are picked (DeepSeek-V3), [E] float32."""
+
+
+class LatentWeights(NamedTuple):
+    """Latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1). Its rotating elements are in halves, as `rotate` pairs."""
+
+    down: Linear
+    """Compressed queries (or, if they are not, all heads'), compressed keys and values, and the keys' rotated part."""
+    query_norm: Tensor | None
+    queries: Tensor | None
+    """From compressed queries to those of all heads, [heads * (nope + rope), query_rank]."""
+    kv_norm: Tensor
+    keys: Tensor
+    """From the compressed vector, [heads, nope, kv_rank]."""
+    values: Tensor
+    """Likewise, [heads, value, kv_rank]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +63,8 @@ class LayerWeights:
     """One decoder layer, with projections of the same input merged into one matrix."""
 
     attention_norm: Tensor
-    qkv: Linear
-    """Queries, keys and values of all heads, in this order."""
+    qkv: Linear | None
+    """Queries, keys and values of all heads, in this order; None: latent attention has others."""
     qk_norm: Tensor | None
     """Norm weights of every query and key head, [heads + kv_heads, head_dim]."""
     out: Linear
@@ -56,6 +73,7 @@ class LayerWeights:
     """Of the MLP, or of the experts that all tokens share; None: there are none of these."""
     down: Linear | None
     experts: ExpertWeights | None = None
+    latent: LatentWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +196,42 @@ class _Reader:
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         qkv = {"q_proj": shape.query_width, "k_proj": shape.kv_width, "v_proj": shape.kv_width}
         experts = self._experts(mlp, shape.experts) if shape.experts and shape.has_experts(index) else None
-        gate_up, down = self._mlp(mlp) if experts is None else self._shared(f"{mlp}.shared_expert")
+        shared = "shared_experts" if shape.latent else "shared_expert"
+        gate_up, down = self._mlp(mlp) if experts is None else self._shared(f"{mlp}.{shared}")
+        values = shape.query_width if shape.latent is None else shape.heads * shape.latent.value
         return LayerWeights(
             attention_norm=self.tensor(f"{prefix}.input_layernorm.weight", shape.hidden),
-            qkv=self._merged(attention, qkv, shape.hidden, shape.attention_bias),
+            qkv=self._merged(attention, qkv, shape.hidden, shape.attention_bias) if shape.latent is None else None,
             qk_norm=self._qk_norm(attention) if shape.qk_norm else None,
-            out=self._merged(attention, {"o_proj": shape.hidden}, shape.query_width, shape.output_bias),
+            out=self._merged(attention, {"o_proj": shape.hidden}, values, shape.output_bias),
             mlp_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight", shape.hidden),
             gate_up=gate_up,
             down=down,
             experts=experts,
+            latent=None if shape.latent is None else self._latent(attention, shape.latent),
+        )
+
+    def _latent(self, prefix: str, sizes: Latent) -> LatentWeights:
+        """Checkpoints have rotating neighbours side by side: these rows are put into halves, of queries and keys."""
+        shape, rank = self.shape, sizes.query_rank
+        heads, width = shape.heads, sizes.nope + sizes.rope
+        source, bias = ("q_proj", False) if rank is None else ("q_a_proj", shape.attention_bias)
+        first = self._merged(prefix, {source: heads * width if rank is None else rank}, shape.hidden, bias)
+        second = self._merged(prefix, {"kv_a_proj_with_mqa": sizes.cached}, shape.hidden, shape.attention_bias)
+        queries = None if rank is None else self.tensor(f"{prefix}.q_b_proj.weight", heads * width, rank)
+        if queries is None:
+            first = Linear(in_halves(first.weight, heads, sizes.rope), first.bias)
+        both = self.tensor(f"{prefix}.kv_b_proj.weight", heads * (sizes.nope + sizes.value), sizes.kv_rank)
+        keys, values = both.unflatten(0, (heads, -1)).split((sizes.nope, sizes.value), 1)
+        bias_in_halves = None if second.bias is None else in_halves(second.bias, 1, sizes.rope)
+        second = Linear(in_halves(second.weight, 1, sizes.rope), bias_in_halves)
+        return LatentWeights(
+            down=_under_one_another(first, second),
+            query_norm=None if rank is None else self.tensor(f"{prefix}.q_a_layernorm.weight", rank),
+            queries=None if queries is None else in_halves(queries, heads, sizes.rope),
+            kv_norm=self.tensor(f"{prefix}.kv_a_layernorm.weight", sizes.kv_rank),
+            keys=keys.contiguous(),
+            values=values.contiguous(),
         )
 
     def _mlp(self, prefix: str) -> tuple[Linear, Linear]:
@@ -216,7 +260,12 @@ class _Reader:
             gate_up=gate_up.flatten(1, 2),
             down=down,
             shared_gate=self.tensor(f"{prefix}.shared_expert_gate.weight", 1, hidden) if sizes.shared_gate else None,
+            correction=self._correction(prefix, sizes.count) if sizes.correction else None,
         )
+
+    def _correction(self, prefix: str, count: int) -> Tensor:
+        """In float32 whatever the model is in: it decides between near equals."""
+        return self.checkpoint.take(f"{prefix}.gate.e_score_correction_bias", count).to(self.device, torch.float32)
 
     def _room(self, *size: int) -> Tensor:
         return torch.empty(size, dtype=self.dtype, device=self.device)
@@ -267,16 +316,31 @@ class _Draw:
         shape = self.shape
         mixed = shape.experts if shape.has_experts(index) else None
         width, biased = (shape.intermediate, shape.mlp_bias) if mixed is None else (mixed.shared, False)
-        queries_keys = (shape.heads + shape.kv_heads, shape.head_dim)
+        queries_keys, qkv = (shape.heads + shape.kv_heads, shape.head_dim), shape.query_width + 2 * shape.kv_width
+        values = shape.heads * shape.latent.value if shape.latent else shape.query_width
         return LayerWeights(
             attention_norm=self.around(1.0, shape.hidden),
-            qkv=self.projection(shape.query_width + 2 * shape.kv_width, shape.hidden, 2.0, shape.attention_bias),
+            qkv=None if shape.latent else self.projection(qkv, shape.hidden, 2.0, shape.attention_bias),
             qk_norm=self.around(1.5, *queries_keys) if shape.qk_norm else None,
-            out=self.projection(shape.hidden, shape.query_width, 1.5, shape.output_bias),
+            out=self.projection(shape.hidden, values, 1.5, shape.output_bias),
             mlp_norm=self.around(1.0, shape.hidden),
             gate_up=self.projection(2 * width, shape.hidden, 1.5, biased) if width else None,
             down=self.projection(shape.hidden, width, 1.0, biased) if width else None,
             experts=None if mixed is None else self.experts(mixed),
+            latent=None if shape.latent is None else self.latent(shape.latent),
+        )
+
+    def latent(self, sizes: Latent) -> LatentWeights:
+        shape, rank = self.shape, sizes.query_rank
+        width = shape.heads * (sizes.nope + sizes.rope)
+        values = self.normal(shape.heads, sizes.value, sizes.kv_rank, deviation=2.0 * sizes.kv_rank**-0.5)
+        return LatentWeights(
+            down=self.projection((rank or width) + sizes.cached, shape.hidden, 2.0, shape.attention_bias),
+            query_norm=self.around(1.0, rank) if rank else None,
+            queries=self.projection(width, rank, 2.0).weight if rank else None,
+            kv_norm=self.around(1.0, sizes.kv_rank),
+            keys=self.normal(shape.heads, sizes.nope, sizes.kv_rank, deviation=2.0 * sizes.kv_rank**-0.5),
+            values=values,
         )
 
     def experts(self, sizes: Experts) -> ExpertWeights:
@@ -286,6 +350,7 @@ class _Draw:
             gate_up=self.normal(sizes.count, 2 * width, hidden, deviation=1.5 * hidden**-0.5),
             down=self.normal(sizes.count, hidden, width, deviation=width**-0.5),
             shared_gate=self.projection(1, hidden, 1.0).weight if sizes.shared_gate else None,
+            correction=self.around(0.0, sizes.count).float() if sizes.correction else None,
         )
 
     def projection(self, outputs: int, inputs: int, gain: float, biased: bool = False) -> Linear:
@@ -299,6 +364,21 @@ class _Draw:
     def normal(self, *size: int, deviation: float, mean: float = 0.0) -> Tensor:
         empty = torch.empty(size, dtype=self.dtype, device=self.device)
         return empty.normal_(mean, deviation, generator=self.generator)
+
+
+def in_halves(rows: Tensor, heads: int, rope: int) -> Tensor:
+    """The last `rope` rows of each head, neighbours of which rotate together, as one half above the other."""
+    parts = rows.unflatten(0, (heads, -1))
+    turned = parts[:, -rope:].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    return torch.cat((parts[:, :-rope], turned), 1).flatten(0, 1)
+
+
+def _under_one_another(first: Linear, second: Linear) -> Linear:
+    weight = torch.cat((first.weight, second.weight))
+    if first.bias is None and second.bias is None:
+        return Linear(weight, None)
+    biases = (weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in (first, second))
+    return Linear(weight, torch.cat(tuple(biases)))
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -137,8 +137,8 @@ class Attention:
         if window is not None and window < max(self._batch.contexts, default=0):
             return reference.Attention(self._batch)(q, pool, scale, window)
         if len(self._groups) == 1:
-            return _attend(q, *_gather(pool, self._groups[0]), self._groups[0], scale)
-        return torch.cat([_attend(q[group.rows], *_gather(pool, group), group, scale) for group in self._groups])
+            return _attend_pages(q, pool, self._groups[0], scale)
+        return torch.cat([_attend_pages(q[group.rows], pool, group, scale) for group in self._groups])
 
 
 class MlaAttention:
@@ -160,6 +160,11 @@ class MlaAttention:
 def _groups(batch: PagedBatch) -> list[Group]:
     edges, contexts = [0, *accumulate(batch.lengths)], batch.contexts
     return [_group(batch, contexts, edges, first, last) for first, last in _partition(batch.lengths, contexts)]
+
+
+def _attend_pages(q: Tensor, pool: Tensor, group: Group, scale: float) -> Tensor:
+    keys, values = _gather(pool, group)
+    return _attend(q, keys, values, group, scale)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, group: Group, scale: float) -> Tensor:

@@ -357,8 +357,11 @@ def _reserved(device: torch.device) -> int:
 def _check_kernels(model: Decoder) -> None:
     """The reference asks the host for lengths and knows no padding: it cannot be part of a graph."""
     shape = model.shape
-    if model.ops.place_qkv is reference.place_qkv:
-        raise EngineError("kernels.place_qkv=reference: it knows no padding, which steps on a GPU have; take triton")
+    place = "place_qkv" if shape.latent is None else "place_latent"
+    if getattr(model.ops, place) is getattr(reference, place):
+        raise EngineError(f"kernels.{place}=reference: it knows no padding, which steps on a GPU have; take triton")
+    if shape.latent is not None and model.ops.mla_attention is reference.MlaAttention:
+        raise EngineError("kernels.mla_attention=reference: it asks the host for lengths; take triton")
     if model.ops.attention is reference.Attention:
         raise EngineError(
             f"kernels.attention: no implementation for a GPU takes {model.dtype}, {shape.heads} query heads over "

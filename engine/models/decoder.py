@@ -1,4 +1,5 @@
-"""The Llama-shaped decoder: Llama, Mistral, Qwen2 (biased projections) and Qwen3 (normed heads).
+"""The Llama-shaped decoder: Llama, Mistral, Qwen2 (biased projections), Qwen3 (normed heads), and what differs from
+them in a part only: experts for the MLP (`moe`), latent attention for heads with keys of their own (`mla`).
 
 It computes one flat batch of tokens. It does not know where the tokens come from, who owns the blocks, or what is
 done with the logits.
@@ -16,13 +17,14 @@ from torch import Tensor
 
 from engine.config import DecoderConfig
 from engine.kv import KvPool
+from engine.models.mla import LatentAttention
 from engine.models.moe import mixture
 from engine.rope import frequencies
 from engine.weights import LayerWeights, Weights
 from kernels import reference
 from kernels.batch import DeviceBatch, PagedBatch
 from kernels.reference import rope_halves, rope_table
-from kernels.registry import Ops, Project
+from kernels.registry import Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,8 @@ WHOLE = Part()
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer's weights as the chosen operations want them: norms, gate and residual belong to projections."""
+    """What follows on one layer's attention: norms, gate and residual belong to projections."""
 
-    qkv: Project
-    qk_norm: Tensor | None
     out: Callable[[Tensor, Tensor], Tensor]
     mlp: Callable[[Tensor], Tensor]
     """Or experts: adds to what it is given, in place."""
@@ -109,9 +109,7 @@ class Decoder:
         self._embed = _embedding(weights.embedding, ops, part.team)
         self._layers = [_layer(layer, ops, config, part.team) for layer in weights.layers]
         self._head = _head(weights, config, ops, part.team)
-        self._scale = self.shape.head_dim**-0.5
-        fused = ops.place_qkv is not reference.place_qkv
-        self._places: _Fused | _Stepwise = (_Fused if fused else _Stepwise)(config, ops, self.dtype, self.device)
+        self._attention = _attention(config, weights.layers, ops)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -123,13 +121,10 @@ class Decoder:
 
     def __call__(self, inputs: Inputs, pool: KvPool) -> Tensor:
         """Logits of the wanted rows, [rows, vocabulary], in the model's dtype; [0, vocabulary] unless `part.last`."""
-        attend = self.ops.attention(inputs.pages)
-        place = self._places.of(inputs.positions, inputs.slots)
+        attend = self._attention.of(inputs.pages, inputs.positions, inputs.slots)
         x = self._begun(inputs)  # [T, hidden]; every layer adds to it in place
-        for layer, kv, window in zip(self._layers, pool.layers, self.config.windows, strict=True):
-            queries = place(layer.qkv(x), layer.qk_norm, kv)
-            x = layer.out(attend(queries, kv, self._scale, window), x)
-            x = layer.mlp(x)
+        for index, (layer, kv) in enumerate(zip(self._layers, pool.layers, strict=True)):
+            x = layer.mlp(layer.out(attend(index, x, kv), x))
         if self.part.after is not None:
             self.part.after.send(x)
             return x.new_empty(0, self.shape.vocabulary)
@@ -187,6 +182,42 @@ def _summed(add: Callable[[Tensor, Tensor], Tensor], team: Team | None) -> Calla
     return added
 
 
+Attended = Callable[[int, Tensor, Tensor], Tensor]
+"""(layer, x [T, hidden], the layer's pool) -> what the layer's heads found, [T, width]; writes the tokens' KV."""
+
+
+def _attention(config: DecoderConfig, layers: tuple[LayerWeights, ...], ops: Ops) -> _Heads | LatentAttention:
+    if config.shape.latent is None:
+        return _Heads(config, layers, ops)
+    weights = [layer.latent for layer in layers if layer.latent is not None]
+    return LatentAttention(config, weights, [layer.attention_norm for layer in layers], ops)
+
+
+class _Heads:
+    """Attention whose keys and values are cached as they are, of all layers."""
+
+    def __init__(self, config: DecoderConfig, layers: tuple[LayerWeights, ...], ops: Ops) -> None:
+        self._ops, self._windows, self._scale = ops, config.windows, config.shape.head_dim**-0.5
+        self._qkv = [
+            ops.norm_linear(layer.attention_norm, config.rms_eps, *layer.qkv)
+            for layer in layers
+            if layer.qkv is not None
+        ]
+        self._norms = [layer.qk_norm for layer in layers]
+        fused, like = ops.place_qkv is not reference.place_qkv, layers[0].attention_norm
+        self._places: _Fused | _Stepwise = (_Fused if fused else _Stepwise)(config, ops, like.dtype, like.device)
+
+    def of(self, pages: PagedBatch | DeviceBatch, positions: Tensor, slots: Tensor) -> Attended:
+        attend = self._ops.attention(pages)
+        place = self._places.of(positions, slots)
+
+        def attended(index: int, x: Tensor, kv: Tensor) -> Tensor:
+            queries = place(self._qkv[index](x), self._norms[index], kv)
+            return attend(queries, kv, self._scale, self._windows[index])
+
+        return attended
+
+
 class _Fused:
     """One operation for everything between projection and attention."""
 
@@ -230,8 +261,6 @@ class _Stepwise:
 
 def _layer(weights: LayerWeights, ops: Ops, config: DecoderConfig, team: Team | None) -> _Layer:
     return _Layer(
-        qkv=ops.norm_linear(weights.attention_norm, config.rms_eps, *weights.qkv),
-        qk_norm=weights.qk_norm,
         out=_summed(ops.add_linear(*weights.out), team),
         mlp=_mlp(weights, ops, config, team),
     )

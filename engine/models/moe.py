@@ -1,6 +1,7 @@
 """A mixture of experts in place of the MLP: a router, the experts it picks, and those that all tokens share.
 
-Qwen2-MoE has shared experts with a gate before them, Qwen3-MoE has none. It does not know which rank has which experts.
+Qwen2-MoE has shared experts with a gate before them, DeepSeek has some without, Qwen3-MoE has none. It does not know
+which rank has which experts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from engine.config import Routing
+from engine.models.routing import Router, pick_experts
 from engine.weights import ExpertWeights, Linear
 from kernels.registry import Ops
 
@@ -31,14 +33,18 @@ def mixture(
 
 def routed(experts: ExpertWeights, ops: Ops, routing: Routing) -> Add:
     """The experts that a router picks for each token."""
-    score = ops.linear(experts.router, None)
     mix = ops.experts(experts.gate_up, experts.down, None)
+    pick = _picker(experts, ops, routing)
+    return lambda y, x: mix(y, *pick(y), x)
 
-    def add(y: Tensor, x: Tensor) -> Tensor:
-        shares, picks = ops.route(score(y), routing.active, routing.normalise)
-        return mix(y, shares, picks, x)
 
-    return add
+def _picker(experts: ExpertWeights, ops: Ops, routing: Routing) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """From normed hidden states to shares and picks."""
+    if (grouped := routing.grouped) is not None:
+        router, correction = Router(experts.router), experts.correction
+        return lambda y: pick_experts(router(y), routing, grouped, correction)
+    score = ops.linear(experts.router, None)
+    return lambda y: ops.route(score(y), routing.active, routing.normalise)
 
 
 def shared(gate_up: Linear, down: Linear, gate: Tensor | None, ops: Ops) -> Add:

@@ -113,6 +113,21 @@ class Unpacked:
         return out
 
 
+class UnpackedLatent(Unpacked):
+    """Likewise latent attention."""
+
+    def __call__(self, q, pool, rank, scale):
+        out = q.new_zeros(*q.shape[:2], rank)
+        if self.rows:
+            batch = replace(self.batch, block_size=pool.shape[1])
+            out[self.rows] = reference.MlaAttention(batch)(q[self.rows], pool, rank, scale)
+        return out
+
+
+def place_latent(*arguments):
+    reference.place_latent(*arguments)
+
+
 def place_qkv(*arguments):
     """The reference's, under a name of its own: the decoder takes it for a fused one."""
     return reference.place_qkv(*arguments)
@@ -122,7 +137,8 @@ def load_on_host(folder) -> Decoder:
     """A checkpoint's decoder that computes on the host as it would on a GPU."""
     config = read_config(folder)
     weights = read_weights(folder, config.shape, torch.float32, "cpu")
-    return Decoder(config, weights, replace(select("cpu"), attention=Unpacked, place_qkv=place_qkv))
+    ops = replace(select("cpu"), attention=Unpacked, place_qkv=place_qkv)
+    return Decoder(config, weights, replace(ops, mla_attention=UnpackedLatent, place_latent=place_latent))
 
 
 class BackendDriver(Driver):

@@ -32,6 +32,21 @@ LLAMA3 = dict(
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
 WINDOWED = dict(use_sliding_window=True, sliding_window=7)
 MIXTURE = dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=40, shared_expert_intermediate_size=56)
+LATENT = dict(
+    num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=14
+)
+DEEPSEEK = dict(
+    LATENT,
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    n_shared_experts=2,
+    moe_intermediate_size=24,
+    first_k_dense_replace=1,
+    routed_scaling_factor=1.7,
+    n_group=4,
+    topk_group=2,
+)
+STRETCHED = dict(YARN, mscale=0.8, mscale_all_dim=1.2)
 MIXED = ["full_attention", "sliding_attention", "full_attention"]
 
 
@@ -68,6 +83,16 @@ VARIANTS: Mapping[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         dict(MIXTURE, head_dim=16, mlp_only_layers=[1], attention_bias=True, num_experts_per_tok=1),
     ),
+    "deepseek_v2": ("deepseek_v2", dict(DEEPSEEK, topk_method="group_limited_greedy", **rope(**STRETCHED))),
+    "deepseek_v2, queries not compressed": (
+        "deepseek_v2",
+        dict(DEEPSEEK, q_lora_rank=None, topk_method="greedy", attention_bias=True),
+    ),
+    "deepseek_v3": ("deepseek_v3", dict(DEEPSEEK, norm_topk_prob=True, **rope(**STRETCHED))),
+    "deepseek_v3, one group, biases, wide values": (
+        "deepseek_v3",
+        dict(DEEPSEEK, n_group=1, topk_group=1, attention_bias=True, v_head_dim=24, first_k_dense_replace=0),
+    ),
     "mistral": ("mistral", dict(sliding_window=None)),
     "mistral, windowed, wide heads": ("mistral", dict(sliding_window=7, head_dim=32)),
     "mistral, a layer windowed": ("mistral", dict(sliding_window=7, head_dim=16, layer_types=MIXED)),
@@ -89,6 +114,9 @@ def build(name: str, folder: Path, **changes: Any) -> Any:
     generator = torch.Generator().manual_seed(len(name))
     for parameter, tensor in model.named_parameters():
         tensor.data = _drawn(parameter, tensor.data, generator)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     model.tie_weights()
     model.save_pretrained(folder)
     if kind == "phi3":
