@@ -45,6 +45,30 @@ COMMON: Mapping[str, Any] = {
     "attention_dropout": 0.0,
 }
 
+LATENT: Mapping[str, Any] = {
+    "num_key_value_heads": 8,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 4096,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+}
+"""What DeepSeek's two families have in common."""
+
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "llama": {
         "architectures": ["LlamaForCausalLM"],
@@ -105,6 +129,23 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         "mlp_only_layers": [0],
         "norm_topk_prob": True,
     },
+    "deepseek-v2": {
+        **LATENT,
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "q_lora_rank": None,  # as in the Lite one
+        "topk_method": "greedy",
+    },
+    "deepseek-v3": {
+        **LATENT,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "q_lora_rank": 48,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+    },
 }
 """What the architectures' config files add to `COMMON`."""
 
@@ -146,6 +187,15 @@ def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _layer(config: Mapping[str, Any], draw: _Draw, mixed: bool) -> Iterator[tuple[str, Tensor]]:
+    yield from _latent(config, draw) if "kv_lora_rank" in config else _heads(config, draw)
+    yield from (
+        _experts(config, draw) if mixed else _mlp("mlp", config["hidden_size"], config["intermediate_size"], draw)
+    )
+    yield "input_layernorm.weight", draw.around(1.0, config["hidden_size"])
+    yield "post_attention_layernorm.weight", draw.around(1.0, config["hidden_size"])
+
+
+def _heads(config: Mapping[str, Any], draw: _Draw) -> Iterator[tuple[str, Tensor]]:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim", hidden // heads)
     widths = {"q": heads * head_dim, "k": config["num_key_value_heads"] * head_dim}
@@ -158,9 +208,23 @@ def _layer(config: Mapping[str, Any], draw: _Draw, mixed: bool) -> Iterator[tupl
         yield "self_attn.q_norm.weight", draw.around(1.5, head_dim)
         yield "self_attn.k_norm.weight", draw.around(1.5, head_dim)
     yield "self_attn.o_proj.weight", draw.projection(hidden, widths["q"], gain=1.5)
-    yield from _experts(config, draw) if mixed else _mlp("mlp", hidden, config["intermediate_size"], draw)
-    yield "input_layernorm.weight", draw.around(1.0, hidden)
-    yield "post_attention_layernorm.weight", draw.around(1.0, hidden)
+
+
+def _latent(config: Mapping[str, Any], draw: _Draw) -> Iterator[tuple[str, Tensor]]:
+    hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    rope, queries = config["qk_rope_head_dim"], config["q_lora_rank"]
+    width = heads * (config["qk_nope_head_dim"] + rope)
+    if queries is None:
+        yield "self_attn.q_proj.weight", draw.projection(width, hidden, gain=2.0)
+    else:
+        yield "self_attn.q_a_proj.weight", draw.projection(queries, hidden, gain=1.0)
+        yield "self_attn.q_a_layernorm.weight", draw.around(1.0, queries)
+        yield "self_attn.q_b_proj.weight", draw.projection(width, queries, gain=2.0)
+    yield "self_attn.kv_a_proj_with_mqa.weight", draw.projection(rank + rope, hidden, gain=2.0)
+    yield "self_attn.kv_a_layernorm.weight", draw.around(1.0, rank)
+    expanded = heads * (config["qk_nope_head_dim"] + config["v_head_dim"])
+    yield "self_attn.kv_b_proj.weight", draw.projection(expanded, rank, gain=2.0)
+    yield "self_attn.o_proj.weight", draw.projection(hidden, heads * config["v_head_dim"], gain=1.5)
 
 
 def _mlp(prefix: str, hidden: int, width: int, draw: _Draw) -> Iterator[tuple[str, Tensor]]:
@@ -170,13 +234,17 @@ def _mlp(prefix: str, hidden: int, width: int, draw: _Draw) -> Iterator[tuple[st
 
 
 def _experts(config: Mapping[str, Any], draw: _Draw) -> Iterator[tuple[str, Tensor]]:
-    hidden, count = config["hidden_size"], config["num_experts"]
+    hidden, count = config["hidden_size"], config.get("num_experts") or config["n_routed_experts"]
     yield "mlp.gate.weight", draw.projection(count, hidden, gain=2.0)
+    if config["model_type"] == "deepseek_v3":
+        yield "mlp.gate.e_score_correction_bias", draw.around(0.0, count)
     for index in range(count):
         yield from _mlp(f"mlp.experts.{index}", hidden, config["moe_intermediate_size"], draw)
     if shared := config.get("shared_expert_intermediate_size"):
         yield from _mlp("mlp.shared_expert", hidden, shared, draw)
         yield "mlp.shared_expert_gate.weight", draw.projection(1, hidden, gain=1.0)
+    if many := config.get("n_shared_experts"):
+        yield from _mlp("mlp.shared_experts", hidden, many * config["moe_intermediate_size"], draw)
 
 
 class _Draw:

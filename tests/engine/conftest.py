@@ -24,7 +24,7 @@ def few_threads():
     logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
-@pytest.fixture(scope="session", params=[name for name in ARCHITECTURES if name != "qwen2-moe"])
+@pytest.fixture(scope="session", params=[name for name in ARCHITECTURES if name not in ("qwen2-moe", "deepseek-v2")])
 def checkpoint(request, tmp_path_factory):
     """The folder of each tiny checkpoint in turn; one mixture of experts is enough here, see `test_variants`."""
     return tiny(request.param)

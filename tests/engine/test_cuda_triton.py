@@ -15,6 +15,7 @@ from kernels.registry import select
 from kernels.triton.activation import embedding
 from kernels.triton.attention import Attention
 from kernels.triton.experts import Experts
+from kernels.triton.latent import MlaAttention, place_latent
 from kernels.triton.linear import tuned
 from kernels.triton.qkv import place_qkv
 from kernels.triton.routing import route
@@ -37,6 +38,7 @@ def interpreted(folder):
     ops = replace(
         select("cpu"), attention=Attention, place_qkv=place_qkv, pick=pick, embedding=embedding,
         count_tokens=count_tokens, logprobs=logprobs, route=route, experts=Experts,
+        mla_attention=MlaAttention, place_latent=place_latent,
         norm_linear=made.norm_linear, norm_gated=made.norm_gated, add_linear=made.add_linear,
     )  # fmt: skip
     model = Decoder(config, weights, ops)
@@ -84,7 +86,7 @@ def rare_answers(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "graphs"), [("qwen3", True), ("qwen2-moe", False)])
+@pytest.mark.parametrize(("architecture", "graphs"), [("qwen3", True), ("qwen2-moe", False), ("deepseek-v3", False)])
 def test_tokens_are_those_of_the_reference(architecture, graphs):
     folder = tiny(architecture)
     assert answers(interpreted(folder), graphs) == answers(load_on_host(folder), graphs)

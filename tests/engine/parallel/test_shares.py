@@ -39,13 +39,16 @@ def alone(model) -> torch.Tensor:
         ("qwen3", {"stages": 2, "tp": 2}),
         ("qwen2", {"stages": 3}),
         ("qwen2-moe", {"tp": 2}),
+        ("deepseek-v3", {"stages": 2, "tp": 2}),
+        ("deepseek-v2", {"tp": 2}),
     ],
     ids=str,
 )
 def test_logits_are_those_of_one_rank(family, layout):
     """Every rank of the last stage has them all; earlier stages have none. Qwen2 has biases, Qwen3 norms of heads.
 
-    Qwen2-MoE has an MLP and experts by turns, some of them shared by all tokens.
+    Qwen2-MoE has an MLP and experts by turns, some of them shared by all tokens; DeepSeek's queries are compressed, or,
+    in V2-Lite, not.
     """
     expected = alone(load_model(tiny(family)))
     tp = layout.get("tp", 1)
