@@ -125,16 +125,23 @@ def first_chunks(pages: Pages, ops: Ops) -> Fresh | None:
     if not prefills or any(start for start, _ in prefills):
         return None
     lengths = [length for _, length in prefills]
-    edges = list(accumulate(lengths, initial=0))
-    device = pages.tables.device
-    table = torch.tensor(edges[:-1], device=device)[:, None] + torch.arange(max(lengths), device=device)
-    table.clamp_(max=edges[-1] - 1)  # beyond a slice any block will do
-    rows = slice(begun, begun + edges[-1])
+    rows = slice(begun, begun + sum(lengths))
     if isinstance(pages, PagedBatch):
-        return Fresh(rows, ops.attention(PagedBatch([0] * len(lengths), lengths, table, 1)))
-    contexts, offsets = (torch.tensor(part, dtype=torch.int32, device=device) for part in (lengths, edges))
-    batch = DeviceBatch(0, contexts, table.int(), offsets, edges[-1], spans=prefills)
+        firsts = torch.tensor([0, *accumulate(lengths[:-1])], device=pages.tables.device)
+        batch: Pages = PagedBatch([0] * len(lengths), lengths, _in_order(firsts, lengths), 1)
+    else:
+        if pages.offsets is None:
+            return None
+        offsets = pages.offsets - begun  # on the device: a copy from the host would wait for the steps before
+        contexts = pages.contexts[begun:].clone()
+        batch = DeviceBatch(0, contexts, _in_order(offsets[:-1], lengths), offsets, pages.tokens, spans=prefills)
     return Fresh(rows, ops.attention(batch))
+
+
+def _in_order(firsts: Tensor, lengths: list[int]) -> Tensor:
+    """Block tables of slices whose tokens lie one after another from `firsts` on, a token a block."""
+    tables = firsts[:, None] + torch.arange(max(lengths), dtype=firsts.dtype, device=firsts.device)
+    return tables.clamp_(max=sum(lengths) - 1)  # beyond a slice any block will do
 
 
 def singles(pages: Pages) -> Pages:

@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("triton")
 
 from kernels import reference
-from kernels.batch import DeviceBatch
-from kernels.triton import activation, norm, qkv, routing, sampling
+from kernels.batch import DeviceBatch, PagedBatch
+from kernels.triton import activation, latent, norm, qkv, routing, sampling
 from kernels.triton.attention import Attention
 from kernels.triton.experts import Experts
 from kernels.triton.linear import tuned
@@ -33,6 +33,35 @@ SHAPES = {
     "256": Shape(8, 2, 256, 16, torch.bfloat16),
 }
 SLICES = [(300, 1), (0, 1), (64, 1), (0, 70), (200, 33), (15, 17), (0, 2)]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("heads", [16, 128])
+def test_latent_attention(heads, dtype, random):
+    """DeepSeek's sizes: a mixed batch with a row of padding, its contexts split over the machine."""
+    rank, singles = 512, 3
+    blocks = [-(-(start + length) // 16) for start, length in SLICES]
+    pool = torch.randn(sum(blocks) + 1, 16, 576, generator=random).to(dtype)
+    tables = torch.zeros(len(SLICES), max(blocks), dtype=torch.int64)
+    order = torch.randperm(sum(blocks), generator=random)
+    for row, part in enumerate(order.split(blocks)):
+        tables[row, : len(part)] = part
+    starts, lengths = ([part[i] for part in SLICES] for i in (0, 1))
+    q = torch.randn(sum(lengths), heads, 576, generator=random).to(dtype)
+    batch = PagedBatch(starts, lengths, tables, 16)
+    wanted = reference.MlaAttention(batch)(q.float(), pool.float(), rank, 0.07)
+    hole, ends = torch.full_like(q[:1], math.nan), torch.tensor([0, *lengths[singles:]]).cumsum(0) + singles + 1
+    on_device = DeviceBatch(
+        decodes=singles + 1,
+        contexts=ints(*batch.contexts[:singles], 0, *batch.contexts[singles:]),
+        tables=torch.cat((tables[:singles], tables[:1], tables[singles:])).to(DEVICE, torch.int32),
+        offsets=ends.to(DEVICE, torch.int32),
+        tokens=200,
+    )
+    padded = torch.cat((q[:singles], hole, q[singles:])).to(DEVICE)
+    out = latent.MlaAttention(on_device)(padded, pool.to(DEVICE), rank, 0.07).cpu()
+    assert error(torch.cat((out[:singles], out[singles + 1 :])), wanted) < BOUNDS[dtype]
+    assert not out[singles].any()
 
 
 @pytest.mark.parametrize("window", [None, 48])

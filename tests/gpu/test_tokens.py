@@ -20,6 +20,8 @@ MODELS = (
     "llama, wide heads, one of keys, tied",
     "qwen2, last layers windowed",
     "qwen3",
+    "deepseek_v2, queries not compressed",
+    "deepseek_v3",
     "mistral, windowed, wide heads",
     "half of a head rotates",
 )
