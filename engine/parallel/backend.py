@@ -6,10 +6,10 @@ stages, each of a team of tensor-parallel ranks. What the last stage sampled goe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from itertools import count
+from itertools import accumulate, count
 from math import inf, nextafter
 from threading import TIMEOUT_MAX, Condition
 from time import perf_counter
@@ -38,19 +38,29 @@ class Flight:
     def done(self, stages: int) -> Done:
         """Of all stages; tokens are the last one's."""
         parts = [self.reports[stage] for stage in range(stages)]
-        first, last = parts[0], parts[-1]
-        started = max(first.started, self.launched)
-        finished = max(started, *[part.finished for part in parts])
-        spans = tuple(self._spans(parts)) if stages > 1 else ()
-        return replace(last, launched=self.launched, started=started, finished=finished, host=first.host, stages=spans)
+        spans = self._spans(parts)
+        return replace(
+            parts[-1],
+            launched=self.launched,
+            started=spans[0][0],
+            finished=max(finished for _, finished in spans),
+            host=parts[0].host,
+            stages=spans if stages > 1 else (),
+        )
 
-    def _spans(self, parts: Sequence[Done]) -> Iterator[tuple[float, float]]:
-        """When each stage was at work: waiting for what the one before it computes is none of it. Copies wait not."""
-        ready = self.launched
-        for part in parts:
-            yield min(max(part.started, ready), part.finished), part.finished
-            if self.lane not in (COPY_IN, COPY_OUT):
-                ready = part.finished
+    def _spans(self, parts: Sequence[Done]) -> tuple[tuple[float, float], ...]:
+        """When each stage was at work, on the driver's clock; what lags a little keeps cause before effect."""
+        if self.lane in (COPY_IN, COPY_OUT):  # stages copy beside one another
+            starts = [max(part.started, self.launched) for part in parts]
+            return tuple((start, max(start, part.finished)) for start, part in zip(starts, parts, strict=True))
+        spans, ready = [], self.launched
+        # A stage had done its part when a later one had; waiting for the one before is no work.
+        ends = list(accumulate((part.finished for part in reversed(parts)), min))[::-1]
+        for part, end in zip(parts, ends, strict=True):
+            finished = max(end, ready)
+            spans.append((min(max(part.started, ready), finished), finished))
+            ready = finished
+        return tuple(spans)
 
 
 class ParallelBackend:

@@ -201,7 +201,7 @@ class Crew:
         for peer in self._peers:
             self._selector.register(peer.steps, EVENT_READ, (peer, Inbox(peer.steps), self._hear))
             self._selector.register(peer.lifeline, EVENT_READ, (peer, Inbox(peer.lifeline), self._hear_pong))
-        while self._selector.get_map():
+        while self._selector.get_map() or (self._losses and not self._stopping):
             for key, _ in self._selector.select(min(TICK, max(self._settled - perf_counter(), 0.0))):
                 peer, inbox, hear = key.data
                 self._read(peer, inbox, hear)
