@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One model on one device, in real time.
+    """One model in real time: on one device in this process, or a share of it on each of many ranks.
 
     `checkpoint` is a Hugging Face folder or a name that the engine prepares itself (default: `model.path`), with
     `weights=random` any model's shape; `dtype` float32, bfloat16, float16 or auto, the model's own (default: float32 on
     a CPU, auto elsewhere); `kernels` names implementations by operation where the fastest is not wanted. On
-    `device=cuda`: `cuda_graphs` for steps of nothing but decodes, and the share of the memory to use.
+    `device=cuda`: `cuda_graphs` for steps of nothing but decodes, and the share of the memory to use. `patience`: seconds
+    after which a rank that does not answer is an error (`parallel.{stages,tp,replicas}`; docs/parallel.md).
     """
 
     checkpoint: str | None = None
@@ -31,6 +32,7 @@ class Engine:
     kernels: Mapping[str, str] | None = None
     cuda_graphs: bool = True
     gpu_memory_utilization: float = 0.9
+    patience: float = 120.0
     real_time: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -38,34 +40,64 @@ class Engine:
             raise SettingError(f"backend.gpu_memory_utilization={self.gpu_memory_utilization} must lie in (0, 1]")
 
     def make(self, plan: Plan) -> Backend:
-        _check_single(plan)
+        _check_parallel(plan)
         _check_precision(plan)
         _check_torch()
+        parallel = plan.settings.parallel
+        if parallel.stages * parallel.tp * parallel.replicas > 1:
+            return self._spread(plan)
         from engine.memory import whole_or_nothing
 
         with whole_or_nothing():
-            return self._make(plan)
-
-    def _make(self, plan: Plan) -> Backend:
-        kv, limits = plan.settings.kv, plan.settings.limits
-        return self.backend(
-            self.load(plan),
-            blocks=kv.blocks,
-            block_size=kv.block_size,
-            host_blocks=kv.host_blocks,
-            max_seqs=limits.max_seqs,
-            max_tokens=limits.max_tokens,
-        )
+            return self.backend(self.load(plan), **_sizes(plan))
 
     def backend(self, model: Decoder, **sizes: Any) -> Backend:
         """The backend of the model's device; `sizes` as it takes them."""
         if self.on_gpu:
             from engine.cuda.backend import CudaBackend
 
-            return CudaBackend(model, graphs=self.cuda_graphs, memory_utilization=self.gpu_memory_utilization, **sizes)
+            return CudaBackend(model, **self._manners(), **sizes)
         from engine.backend import TorchBackend
 
         return TorchBackend(model, **sizes)
+
+    def _manners(self) -> dict[str, Any]:
+        """What only a backend on a GPU takes."""
+        if not self.on_gpu:
+            return {}
+        return {"graphs": self.cuda_graphs, "memory_utilization": self.gpu_memory_utilization}
+
+    def _spread(self, plan: Plan) -> Backend:
+        """A worker process for each rank on this host; what no rank could use is told before any is started."""
+        from engine.config import find_config
+        from engine.parallel.backend import ParallelBackend
+        from engine.parallel.config import WorkerConfig
+        from engine.parallel.launch import free_port, spawned
+        from engine.parallel.layout import Layout, local_config
+
+        parallel, settings = plan.settings.parallel, plan.settings
+        layout = Layout(parallel.stages, parallel.tp, parallel.replicas, tuple(parallel.layers or ()))
+        path = str(self.checkpoint or plan.checkpoint)
+        if settings.weights != "random":
+            path = str(checkpoint_folder(path))
+        local_config(find_config(path), layout, layout.place(0))
+        config = WorkerConfig(
+            path=path,
+            layout=layout,
+            rendezvous=f"tcp://127.0.0.1:{free_port('127.0.0.1')}",
+            weights="random" if settings.weights == "random" else "checkpoint",
+            seed=settings.seed,
+            dtype=self._dtype,
+            device=self.device,
+            kernels=self.kernels,
+            sizes=_sizes(plan) | self._manners(),
+            patience=self.patience,
+        )
+        return ParallelBackend(config, spawned(layout.ranks))
+
+    @property
+    def _dtype(self) -> str:
+        return self.dtype or ("auto" if self.on_gpu else "float32")
 
     @property
     def on_gpu(self) -> bool:
@@ -80,10 +112,9 @@ class Engine:
         _check_torch()
         from engine.load import load_model, random_model
 
-        dtype = self.dtype or ("auto" if self.on_gpu else "float32")
         if weights == "random":
-            return random_model(path, dtype, self.device, self.kernels, seed)
-        return load_model(checkpoint_folder(path), dtype, self.device, self.kernels)
+            return random_model(path, self._dtype, self.device, self.kernels, seed)
+        return load_model(checkpoint_folder(path), self._dtype, self.device, self.kernels)
 
     def where(self, plan: Plan) -> str:
         return self.device
@@ -142,18 +173,28 @@ def _check_precision(plan: Plan) -> None:
             )
 
 
-def _check_single(plan: Plan) -> None:
+def _sizes(plan: Plan) -> dict[str, Any]:
+    """Of a rank's pools and steps, as backends take them."""
+    kv, limits = plan.settings.kv, plan.settings.limits
+    return dict(
+        blocks=kv.blocks,
+        block_size=kv.block_size,
+        host_blocks=kv.host_blocks,
+        max_seqs=limits.max_seqs,
+        max_tokens=limits.max_tokens,
+    )
+
+
+def _check_parallel(plan: Plan) -> None:
+    """What the engine's ranks do not do yet."""
     parallel = plan.settings.parallel
-    for name in ("stages", "tp", "replicas", "ep"):
-        if (value := getattr(parallel, name)) > 1:
+    undone = {"dp_attention": (False,), "ep": (1,), "spare_layers": (0,), "overlap": ("none", "lanes")}
+    for name, known in undone.items():
+        if (value := getattr(parallel, name)) not in known:
             raise SettingError(
-                f"parallel.{name}={value}: backend=engine has one device so far; take backend=sim or backend=costed"
+                f"parallel.{name}={str(value).lower()}: backend=engine does not do that so far; set it to "
+                f"{str(known[0]).lower()}, or take backend=sim"
             )
-    if parallel.overlap not in ("none", "lanes"):  # lanes: one device has nothing to send
-        raise SettingError(
-            f"parallel.overlap={parallel.overlap}: backend=engine overlaps no exchanges so far; set it to none, or "
-            "backend=sim"
-        )
 
 
 def _check_torch() -> None:
