@@ -16,8 +16,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
 from subprocess import Popen
-from time import monotonic, perf_counter
-from typing import Any
+from time import monotonic, perf_counter, sleep
 
 from engine.errors import EngineError
 from engine.parallel.supervise import SAMPLES, Hire, Peer, RemoteClock
@@ -32,7 +31,11 @@ STUCK = 10.0
 
 KEY, KEY_FILE = "PLAYGROUND_AUTHKEY", "PLAYGROUND_AUTHKEY_FILE"
 
-_ADDRESS = "playground/driver"
+PORT = "PLAYGROUND_PORT"
+"""Default: the one after MASTER_PORT."""
+
+RETRY = 0.1
+"""Seconds between two attempts to reach a driver that is not there yet."""
 
 
 def spawned(ranks: int, command: Sequence[str] = WORKER) -> Hire:
@@ -61,38 +64,20 @@ class Torchrun:
     ranks: int
     address: str
     port: int
-    agent: bool
-    """Whether the store at the port is torchrun's own."""
-    attempt: str
+    """Where rank 0's process waits for the others; torchrun's own store has the port before it."""
 
     @classmethod
     def here(cls, environment: Mapping[str, str]) -> Torchrun | None:
         """None: nobody but a person has started this process."""
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
             return None
-        ranks = int(environment["WORLD_SIZE"])
         seat = Seat(
             int(environment["RANK"]),
             int(environment.get("LOCAL_RANK", "0")),
             int(environment.get("LOCAL_WORLD_SIZE", "1")),
         )
-        agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return cls(seat, ranks, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), agent, attempt)
-
-    def store(self, patience: float) -> Any:
-        """Where processes leave words for one another before they are connected."""
-        from datetime import timedelta
-
-        from torch.distributed import (  # type: ignore[attr-defined]
-            PrefixStore,
-            TCPStore,
-        )
-
-        host = not self.agent and self.seat.rank == 0
-        timeout = timedelta(seconds=patience)
-        store = TCPStore(self.address, self.port, None, host, timeout, wait_for_workers=False)
-        return PrefixStore(f"playground/{self.attempt}", store)
+        port = int(environment.get(PORT, int(environment["MASTER_PORT"]) + 1))
+        return cls(seat, int(environment["WORLD_SIZE"]), environment["MASTER_ADDR"], port)
 
 
 def secret(environment: Mapping[str, str]) -> bytes:
@@ -118,10 +103,13 @@ def gathered(here: Torchrun, key: bytes, patience: float, command: Sequence[str]
 
 
 def _gather(here: Torchrun, key: bytes, patience: float, command: Sequence[str]) -> list[Peer]:
-    # A store that this process hosts must last until everybody has read it: until all have come.
-    store = here.store(patience)
-    with socket.create_server(("", 0), backlog=2 * here.ranks) as server:
-        store.set(_ADDRESS, str(server.getsockname()[1]))
+    try:
+        server = socket.create_server(("", here.port), backlog=2 * here.ranks)
+    except OSError as error:
+        raise EngineError(
+            f"{PORT}={here.port}: {error.strerror}; set it to a port that is free, on all hosts"
+        ) from error
+    with server:
         lines = _meet(server, here.ranks, key, patience)
     own = spawn(here.seat, command)
     return [own, *[_distant(rank, *lines[rank]) for rank in range(1, here.ranks)]]
@@ -176,16 +164,14 @@ def _distant(rank: int, steps: Connection, lifeline: Connection) -> Peer:
 
 def follow(here: Torchrun, key: bytes, patience: float, make: Make = make_backend) -> int:
     """Be the worker of a rank above 0, until the driver says stop; the exit code."""
-    port = int(here.store(patience).get(_ADDRESS))
     settle_in()
-    lines = Lines(*[_introduce(here, port, key, line) for line in Lines._fields])
+    deadline = monotonic() + patience
+    lines = Lines(*[_introduce(here, key, line, deadline) for line in Lines._fields])
     return serve(lines, here.seat, make)
 
 
-def _introduce(here: Torchrun, port: int, key: bytes, line: str) -> Connection:
-    connected = socket.create_connection((here.address, port))
-    connected.settimeout(None)
-    connection = _line(connected)
+def _introduce(here: Torchrun, key: bytes, line: str, deadline: float) -> Connection:
+    connection = _line(_connected(here, deadline))
     try:
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
@@ -193,6 +179,23 @@ def _introduce(here: Torchrun, port: int, key: bytes, line: str) -> Connection:
         raise EngineError(f"{KEY}: the driver at {here.address} has another secret; give all hosts the same") from error
     connection.send_bytes(plain(Kind.HELLO, {"rank": here.seat.rank, "ranks": here.ranks, "line": line}))
     return connection
+
+
+def _connected(here: Torchrun, deadline: float) -> socket.socket:
+    """The driver may take its time to come, and its host's name to be known."""
+    while True:
+        try:
+            connected = socket.create_connection((here.address, here.port), timeout=max(deadline - monotonic(), RETRY))
+        except OSError as error:
+            if monotonic() >= deadline:
+                raise EngineError(
+                    f"MASTER_ADDR={here.address}, {PORT}={here.port}: no driver is there ({error}); start rank 0, or "
+                    "check the network"
+                ) from error
+            sleep(RETRY)
+            continue
+        connected.settimeout(None)
+        return connected
 
 
 def free_port(address: str) -> int:

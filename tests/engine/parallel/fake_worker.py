@@ -35,6 +35,7 @@ class FakeBackend:
         self.origin = time.perf_counter()
         self.queue = deque()
         self.known = {}
+        self.ends = {}
         self.free = 0.0
         self.lacks = None
         if self.mine and self.asked.get("blocks"):
@@ -73,6 +74,7 @@ class FakeBackend:
     def launch(self, step):
         for request in step.starts:
             self.known[request.id] = request.prompt_length
+            self.ends[request.id] = request.prompt_length + (request.output_length or request.max_tokens) - 1
         for part in step.slices:
             if part.start + part.length > self.known[part.sequence]:
                 self.lacks = f"step {step.id} failed: position {part.start} of {part.sequence} is not known"
@@ -91,7 +93,7 @@ class FakeBackend:
         self.queue.popleft()
         if self.lacks:
             raise StepFailed(self.lacks)
-        if step.id == self.asked.get("step"):
+        if step.id >= self.asked.get("step", inf):
             if self.mine:
                 self.act()
             elif self.asked["act"] == "die_late":
@@ -101,7 +103,12 @@ class FakeBackend:
             for part in step.slices
             if part.samples and part.lane == lane and self.last
         }
-        return Done(step.id, lane, 0.0, due - self.asked.get("delay", 0.0), due, tokens, host=1e-4)
+        ended = tuple(
+            part.sequence
+            for part in step.slices
+            if part.sequence in tokens and part.start + part.length >= self.ends[part.sequence]
+        )
+        return Done(step.id, lane, 0.0, due - self.asked.get("delay", 0.0), due, tokens, ended, 1e-4)
 
     def close(self):
         pass
