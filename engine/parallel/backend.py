@@ -226,6 +226,7 @@ class ParallelBackend:
             self._known[group] += _tokens(flight.step, done)
         if done.finished <= self._floor:  # word of it was on its way when somebody looked
             done.finished = nextafter(self._floor, inf)
+            done.stages = (*done.stages[:-1], *[(started, done.finished) for started, _ in done.stages[-1:]])
         heappush(self._ready, (done.finished, next(self._landed), done))
         self._changed.notify_all()
 

@@ -88,11 +88,13 @@ def test_until_comes_before_a_completion_that_is_later():
 
 def test_what_was_under_way_when_somebody_looked_is_finished_after_that():
     """Its report arrives once a wait has told the loop that nothing had finished by then."""
-    with closing(fake()) as backend:
+    with closing(fake(sizes={"stages": 2})) as backend:
         backend.now()
         backend._floor = until = backend.now() + 0.5
         backend.launch(prefill(0))
-        assert until < backend.wait().finished < until + 1e-6
+        done = backend.wait()
+        assert until < done.finished < until + 1e-6
+        assert done.stages[1][1] == done.finished
 
 
 def test_a_step_without_lanes_brings_nothing():
