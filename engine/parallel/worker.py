@@ -189,6 +189,8 @@ def make_backend(config: WorkerConfig, seat: Seat) -> Hosted:
     from engine.parallel.comm import join
 
     torch.set_num_threads(max(_cores() // seat.local_size, 1))
+    # Ranks meet where they are told: with this set, tcp:// would mean that torchrun's agent is there already.
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     layout, device = config.layout, _device(config.device, seat)
     together = layout.tp * layout.stages > 1
     part = join(layout, seat.rank, config.rendezvous, torch.device(device), config.patience) if together else WHOLE
