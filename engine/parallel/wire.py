@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from enum import Enum
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import Any, NamedTuple
 
 from playground.core import Columns, Copy, Done, LayerMove, Logprob, Request, Sampling, Step
@@ -110,7 +110,7 @@ def encode_step(step: Step, known: Sequence[Token] = ()) -> bytes:
             _packed("q", part.sequence),
             *[_packed("i", column) for column in (part.epoch, part.start, part.length, part.drafted)],
             _packed("B", part.samples),
-            _packed("B", map(places.__getitem__, part.lane)),
+            _packed("B", bytes(len(part.lane)) if len(lanes) == 1 else map(places.__getitem__, part.lane)),
             *_ragged("i", part.blocks),
             _packed("q", (copy.sequence for copy in copies)),
             _packed("i", (copy.epoch for copy in copies)),
@@ -153,7 +153,7 @@ def _slices(columns: _Columns, lanes: list[str]) -> Columns:
     sequence = tuple(columns.take("q"))
     epoch, start, length, drafted = (tuple(columns.take("i")) for _ in range(4))
     samples = tuple(map(bool, columns.take("B")))
-    lane = tuple([lanes[place] for place in columns.take("B")])
+    lane = tuple(map(lanes.__getitem__, columns.take("B")))
     return Columns(
         sequence, epoch, (0,) * len(sequence), start, length, samples, tuple(columns.ragged("i")), lane, drafted
     )
@@ -264,5 +264,5 @@ class _Columns:
         return column
 
     def ragged(self, code: str) -> list[tuple[int, ...]]:
-        lengths, values = self.take("i"), iter(self.take(code))
-        return [tuple(islice(values, length)) for length in lengths]
+        lengths, values = self.take("i"), tuple(self.take(code))
+        return [values[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True)]

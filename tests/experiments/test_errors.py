@@ -64,8 +64,16 @@ CASES = {
     ("backend.cost.skew=7",): "backend.cost.skew=7 must lie in 0..1",
     ("backend/contention=gain", "backend.contention.gain=2"): "backend.contention.gain=2 must lie in [0, 1]",
     ("logger=wandb", "logger.mode=loud"): "logger.mode=loud must be offline, online or disabled",
-    ("backend=engine", "model=tiny", "parallel.tp=3"): "parallel.tp=3 does not divide the model's 8 heads; take a tp that does",
-    ("backend=engine", "model=tiny", "parallel.ep=2"): "parallel.ep=2: backend=engine does not do that so far; set it to 1",
+    (
+        "backend=engine",
+        "model=tiny",
+        "parallel.tp=3",
+    ): "parallel.tp=3 does not divide the model's 8 heads; take a tp that does",
+    (
+        "backend=engine",
+        "model=tiny",
+        "parallel.ep=2",
+    ): "parallel.ep=2: backend=engine does not do that so far; set it to 1",
     ("backend=engine", "model=llama-3.1-8b"): "model.path=llama-3.1-8b: the engine needs a Hugging Face folder",
     ("backend=engine", "model=tiny", "backend.device=tpu"): "device=tpu: the engine has no such device; take cpu, cuda",
     ("backend=engine", "model=tiny", "backend.dtype=int8"): "dtype=int8 is not supported; choose one of auto, float32",
