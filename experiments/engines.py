@@ -22,8 +22,8 @@ class Engine:
     `checkpoint` is a Hugging Face folder or a name that the engine prepares itself (default: `model.path`), with
     `weights=random` any model's shape; `dtype` float32, bfloat16, float16 or auto, the model's own (default: float32 on
     a CPU, auto elsewhere); `kernels` names implementations by operation where the fastest is not wanted. On
-    `device=cuda`: `cuda_graphs` for steps of nothing but decodes, and the share of the memory to use. `patience`: seconds
-    after which a rank that does not answer is an error (`parallel.{stages,tp,replicas}`; docs/parallel.md).
+    `device=cuda`: `cuda_graphs` for steps of nothing but decodes, and the share of the memory to use. `patience`:
+    seconds after which a rank that does not answer is an error (`parallel.{stages,tp,replicas}`; docs/parallel.md).
     """
 
     checkpoint: str | None = None
