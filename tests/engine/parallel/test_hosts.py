@@ -1,5 +1,6 @@
 """Workers on several hosts: how they meet, whose clock is right, and what happens when one is lost."""
 
+import signal
 import socket
 import time
 from threading import Thread
@@ -85,6 +86,10 @@ def test_a_driver_that_is_lost(hosts):
     driver, follower = pair(hosts, 29613, "sleep")
     try:
         assert driver.stdout.readline() == "ready\n"
+        follower.send_signal(signal.SIGINT)  # torchrun passes it on to everybody: the driver decides
+        for _ in range(4):
+            assert driver.stdout.readline()
+        time.sleep(0.2)  # the follower is in the middle of a step
         driver.kill()
         assert follower.wait(5) == 70
     finally:
@@ -137,21 +142,25 @@ def test_ranks_that_do_not_come_are_named():
         _meet(server, 3, b"secret", 0.2)
 
 
-def test_strangers_are_sent_away():
+def test_strangers_are_sent_away(monkeypatch):
     """Whoever does not know the secret is nobody: here one that says something, and one that says nothing."""
+    monkeypatch.setattr("engine.parallel.launch.STUCK", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
 
         def knock():
             with socket.create_connection(address) as stranger:
                 stranger.sendall(b"\x00\x00\x00\x05hello" * 3)
-                time.sleep(0.2)
-            socket.create_connection(address).close()
+                time.sleep(0.1)
+            with socket.create_connection(address):
+                time.sleep(2.0)
 
         knocking = Thread(target=knock)
         knocking.start()
         with pytest.raises(EngineError, match="no word from ranks 1 of 2"):
+            began = time.monotonic()
             _meet(server, 2, b"secret", 0.6)
+        assert time.monotonic() - began < 1.5
         knocking.join()
 
 

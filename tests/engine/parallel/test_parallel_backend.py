@@ -1,5 +1,7 @@
 """What the driver makes of its workers' reports; they are real processes, and what they host computes nothing."""
 
+import os
+import signal
 import time
 from contextlib import closing
 from itertools import pairwise
@@ -12,6 +14,7 @@ from engine.parallel import supervise
 from engine.parallel.backend import ParallelBackend
 from engine.parallel.launch import spawned
 from engine.parallel.layout import Layout
+from engine.parallel.supervise import RemoteClock
 from playground.core import MAIN, Step
 from tests.engine.parallel.crews import COMMAND, PROMPT, config, decode, fake, prefill, processes
 from tests.engine.parallel.fake_worker import token
@@ -36,23 +39,24 @@ def test_a_step_of_one_group():
 
 
 def test_replicas_run_beside_one_another():
-    with closing(fake(sizes={"replicas": 2}, delay=0.2)) as backend:
+    with closing(fake(sizes={"replicas": 2}, delay=0.4)) as backend:
         backend.now()
         for group in range(2):
             backend.launch(prefill(group, group))
         first, second = backend.wait(), backend.wait()
         assert sorted([first.step, second.step]) == [0, 1]
-        assert first.finished <= second.finished < first.finished + 0.1
+        assert first.finished <= second.finished < first.finished + 0.3
 
 
 def test_steps_of_a_lane_come_back_in_the_order_of_their_launch():
-    with closing(fake(delay=0.005)) as backend:
+    """And one that was sent ahead begins when the one before it ends."""
+    with closing(fake(delay=0.03)) as backend:
         backend.launch(prefill(0))
         for step in range(1, 20):
             backend.launch(decode(step, len(PROMPT) + step - 1))
         dones = [backend.wait() for _ in range(20)]
         assert [done.step for done in dones] == list(range(20))
-        assert all(before.finished <= after.started for before, after in pairwise(dones))
+        assert all(after.started == pytest.approx(before.finished) for before, after in pairwise(dones[1:]))
 
 
 def test_stages_say_when_they_worked_and_hear_what_the_last_one_sampled():
@@ -81,9 +85,19 @@ def test_until_comes_before_a_completion_that_is_later():
         backend.launch(prefill(0))
         until = backend.now() + 0.02
         assert backend.wait(until) is None
-        assert until <= backend.now() < until + 0.05
+        assert until <= backend.now() < until + 1.0
+        assert backend._floor == until
         done = backend.wait()
         assert done.finished > until
+
+
+def test_times_of_another_host_are_told_on_the_drivers_clock():
+    with closing(fake()) as backend:
+        backend.now()
+        clock = backend._crew._peers[0].clock = RemoteClock()
+        clock.sample(0.0, -100.0, 0.0)
+        backend.launch(prefill(0))
+        assert backend.wait(1000.0).started == pytest.approx(100.0, abs=5.0)
 
 
 def test_what_was_under_way_when_somebody_looked_is_finished_after_that():
@@ -106,14 +120,14 @@ def test_a_step_without_lanes_brings_nothing():
             backend.wait()
 
 
-def test_the_idle_use_no_core(monkeypatch):
+def test_the_idle_use_no_core():
     with closing(fake(sizes={"replicas": 2})) as backend:
         backend.launch(prefill(0))
         backend.wait()
         before, own = [cpu(process) for process in processes(backend)], time.process_time()
         time.sleep(1.0)
         assert [cpu(process) - then for process, then in zip(processes(backend), before, strict=True)] == [0, 0]
-        assert time.process_time() - own < 0.02
+        assert time.process_time() - own < 0.1
 
 
 def test_nothing_is_left_behind():
@@ -138,7 +152,7 @@ def test_closing_with_steps_in_flight_takes_no_time():
     backend.launch(prefill(0))
     began = time.monotonic()
     backend.close()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 2
     assert [process.returncode for process in processes(backend)] == [0, 0]
 
 
@@ -171,6 +185,17 @@ def test_a_command_that_is_no_worker():
         ParallelBackend(config(Layout()), spawned(1, ("/bin/false",)))
     with pytest.raises(FileNotFoundError, match="no/such"):
         ParallelBackend(config(Layout()), spawned(1, ("/no/such",)))
+
+
+def test_an_interrupt_before_a_worker_has_settled_in():
+    def hire():
+        peers = spawned(1, COMMAND)()
+        os.kill(peers[0].process.pid, signal.SIGINT)
+        return peers
+
+    with closing(ParallelBackend(config(Layout()), hire)) as backend:
+        backend.launch(prefill(0))
+        assert backend.wait().step == 0
 
 
 def test_another_version_is_refused(monkeypatch):
