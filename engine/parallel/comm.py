@@ -30,7 +30,7 @@ class Team:
         """[rows, width] of every rank side by side, [rows, size * width], the same on all of them."""
         parts = x.new_empty(self.size, *x.shape)
         dist.all_gather(list(parts.unbind(0)), x.contiguous(), group=self._group)
-        return parts.transpose(0, 1).reshape(len(x), -1)
+        return parts.transpose(0, 1).flatten(1)  # of no rows, too
 
 
 class Neighbour:
