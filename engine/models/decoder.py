@@ -120,20 +120,31 @@ class Decoder:
         return self._example.device
 
     def __call__(self, inputs: Inputs, pool: KvPool) -> Tensor:
-        """Logits of the wanted rows, [rows, vocabulary], in the model's dtype; [0, vocabulary] unless `part.last`."""
+        """Logits of the wanted rows, [rows, vocabulary], in the model's dtype; [0, vocabulary] unless `part.last`.
+
+        Hidden states come from the stage before and go to the one after.
+        """
+        part = self.part
+        size = (len(inputs.tokens), self.shape.hidden)
+        x = self.body(inputs, pool, None if part.before is None else part.before.receive(self._example.new_empty(size)))
+        if part.after is None:
+            return x
+        part.after.send(x)
+        return x.new_empty(0, self.shape.vocabulary)
+
+    def body(self, inputs: Inputs, pool: KvPool, x: Tensor | None) -> Tensor:
+        """What this stage computes, with nothing exchanged between stages.
+
+        `x`: hidden states of the stage before, [T, hidden], which may be overwritten; None on the first stage.
+        Returns hidden states [T, hidden], or on the last stage logits of the wanted rows, [rows, vocabulary].
+        """
         attend = self._attention.of(inputs.pages, inputs.positions, inputs.slots)
-        x = self._begun(inputs)  # [T, hidden]; every layer adds to it in place
+        x = self._embed(inputs.tokens) if x is None else x  # every layer adds to it in place
         for index, (layer, kv) in enumerate(zip(self._layers, pool.layers, strict=True)):
             x = layer.mlp(layer.out(attend(index, x, kv), x))
-        if self.part.after is not None:
-            self.part.after.send(x)
-            return x.new_empty(0, self.shape.vocabulary)
+        if not self.part.last:
+            return x
         return self._head(x if inputs.rows is None else x.index_select(0, inputs.rows))
-
-    def _begun(self, inputs: Inputs) -> Tensor:
-        if self.part.before is None:
-            return self._embed(inputs.tokens)
-        return self.part.before.receive(self._example.new_empty(len(inputs.tokens), self.shape.hidden))
 
 
 def _embedding(table: Tensor | None, ops: Ops, team: Team | None) -> Callable[[Tensor], Tensor]:
