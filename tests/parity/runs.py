@@ -29,7 +29,8 @@ def requests(count: int = 24, spread: float = 0.01, longest: int = 60, seed: int
     for id in range(count):
         arrival += rng.expovariate(1 / spread) * (id % 4 == 0)
         prompt, output = rng.randint(33, longest + 33), rng.randint(1, longest // 2)
-        hashes = (1, 2, *(1000 * id + block for block in range(prompt // 16 - 2))) if id % 3 == 0 else ()
+        own = range(1000 * (id + 1), 1000 * (id + 1) + prompt // 16 - 2)  # nobody else's, at no other depth
+        hashes = (1, 2, *own) if id % 3 == 0 else ()
         made.append(Request(id, arrival, prompt, output + rng.randint(0, 9), output, hashes=hashes))
     return made
 
