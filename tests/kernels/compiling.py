@@ -26,8 +26,10 @@ from kernels.triton import (
     linear,
     norm,
     pairs,
+    peers,
     prefill,
     qkv,
+    ring,
     routing,
     sampling,
 )
@@ -93,6 +95,19 @@ def draws() -> None:
     sampling.pick(logits, SamplingRows(some, torch.arange(4), torch.arange(4), ints(5, 5, 5, 5), some, some))
 
 
+def exchanges() -> None:
+    """A step's of Qwen3-32B, as the second of two ranks."""
+    places, state = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    window, x = peers.Window(1, 2, places, state, 1 << 20, 132), torch.zeros(32, 5120, dtype=BF16)
+    peers.add_sum(window, x, x.clone())
+    peers.add_sum_norm(window, x, x.clone(), torch.ones(5120, dtype=BF16), 1e-6)
+    peers.gather(window, x)
+    peers.scatter_sum(window, x)
+    end = ring.Ring(places[:1], places[1:], state, 1 << 20, 2, 132)
+    ring.put(end, x)
+    ring.take(end, x)
+
+
 CALLS: tuple[Callable[[], None], ...] = (
     lambda: attention(128, BF16),
     lambda: attention(256, BF16),
@@ -106,6 +121,7 @@ CALLS: tuple[Callable[[], None], ...] = (
     lambda: latents(torch.float32, 16),
     others,
     draws,
+    exchanges,
 )
 
 
@@ -128,7 +144,7 @@ def compiled(capability: int) -> Iterator[dict[str, Any]]:
     JITFunction.run = note  # type: ignore[method-assign]
     launch.early = lambda device: {"EARLY": capability >= 90}
     launch.shared_memory = lambda device: SHARED[capability]
-    for module in (activation, decode, experts, linear, norm, pairs, qkv, routing):
+    for module in (activation, decode, experts, linear, norm, pairs, peers, qkv, ring, routing):
         module.early = launch.early
     for module in (experts, latent, linear, prefill):
         module.shared_memory = launch.shared_memory

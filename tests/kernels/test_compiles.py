@@ -29,3 +29,5 @@ def test_kernels_compile_and_fit_the_shared_memory(capability, tmp_path):
     assert kernels >= {"_decode", "_prefill", "skinny_kernel", "matvec_kernel", "_rms_norm"}
     assert kernels >= {"_route", "_arrange", "_gated", "_weighted", "_sum"}
     assert kernels >= {"_latent", "_merge", "_place_latent"}
+    if capability >= 90:
+        assert kernels >= {"_add_sum", "_add_sum_norm", "_gather", "_scatter_sum", "_put", "_take"}
