@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.build import Plan, Simulated
-from experiments.settings import SettingError
+from experiments.settings import Parallel, SettingError
 from playground.backend import Backend
 
 if TYPE_CHECKING:
     from engine.models.decoder import Decoder
+    from engine.parallel.layout import Layout
+    from engine.parallel.supervise import Hire
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,32 +71,46 @@ class Engine:
         return {"graphs": self.cuda_graphs, "memory_utilization": self.gpu_memory_utilization}
 
     def _spread(self, plan: Plan) -> Backend:
-        """A worker process for each rank on this host; what no rank could use is told before any is started."""
-        from engine.config import find_config
-        from engine.parallel.backend import ParallelBackend
-        from engine.parallel.config import WorkerConfig
-        from engine.parallel.launch import free_port, spawned
-        from engine.parallel.layout import Layout, local_config
-
-        parallel, settings = plan.settings.parallel, plan.settings
-        layout = Layout(parallel.stages, parallel.tp, parallel.replicas, tuple(parallel.layers or ()))
+        """A worker process for each rank; what no rank could use is told before any is started."""
+        settings = plan.settings
         path = str(self.checkpoint or plan.checkpoint)
         if settings.weights != "random":
             path = str(checkpoint_folder(path))
+        return self.spread(path, _layout(settings.parallel), settings.weights, settings.seed, **_sizes(plan))
+
+    def spread(self, path: str, layout: Layout, weights: str, seed: int = 0, **sizes: Any) -> Backend:
+        """Workers of this host, one a rank; or those that `torchrun` has started, if it has started this process.
+
+        `path` is a checkpoint's folder, with `weights=random` any model's shape; `sizes` as backends take them.
+        """
+        from engine.config import find_config
+        from engine.parallel.backend import ParallelBackend
+        from engine.parallel.config import WorkerConfig
+        from engine.parallel.layout import local_config
+
         local_config(find_config(path), layout, layout.place(0))
+        hire, rendezvous = self._crew(layout.ranks)
         config = WorkerConfig(
             path=path,
             layout=layout,
-            rendezvous=f"tcp://127.0.0.1:{free_port('127.0.0.1')}",
-            weights="random" if settings.weights == "random" else "checkpoint",
-            seed=settings.seed,
+            rendezvous=rendezvous,
+            weights=weights,
+            seed=seed,
             dtype=self._dtype,
             device=self.device,
             kernels=self.kernels,
-            sizes=_sizes(plan) | self._manners(),
+            sizes=sizes | self._manners(),
             patience=self.patience,
         )
-        return ParallelBackend(config, spawned(layout.ranks))
+        return ParallelBackend(config, hire)
+
+    def _crew(self, ranks: int) -> tuple[Hire, str]:
+        """Who computes, and where they meet one another."""
+        from engine.parallel.launch import Torchrun, free_port, gathered, secret, spawned
+
+        if (here := Torchrun.here(os.environ)) is None:
+            return spawned(ranks), f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
+        return gathered(here, secret(os.environ), self.patience), f"tcp://{here.address}:{here.port + 1}"
 
     @property
     def _dtype(self) -> str:
@@ -183,6 +200,13 @@ def _sizes(plan: Plan) -> dict[str, Any]:
         max_seqs=limits.max_seqs,
         max_tokens=limits.max_tokens,
     )
+
+
+def _layout(parallel: Parallel) -> Layout:
+    """Which rank is where."""
+    from engine.parallel.layout import Layout
+
+    return Layout(parallel.stages, parallel.tp, parallel.replicas, tuple(parallel.layers or ()))
 
 
 def _check_parallel(plan: Plan) -> None:

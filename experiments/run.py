@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from analysis.metrics import Summary, load, summarize
-from experiments import launcher, overrides, plugins, provenance, report, settings
+from experiments import launcher, overrides, plugins, provenance, report, settings, torchrun
 from experiments.build import Parts, Study, build, make
 from experiments.errors import BUG, MEND, Told, tell
 from experiments.logger import Finished, Logger
@@ -44,6 +44,7 @@ TRACES = ("run.json", *(f"{table}.{kind}" for table in SCHEMAS for kind in ("par
 def execute(config: DictConfig, title: str = "", shown: Shown = meter) -> Summary:
     """One run, from its configuration to its folder; the summary."""
     wanted = settings.read(config)
+    torchrun.check(wanted, os.environ)
     run_dir = _run_dir(wanted)
     parts = build(wanted)
     try:
@@ -210,8 +211,10 @@ def job(config: DictConfig, shown: Shown = meter) -> Summary | None:
     given = overrides.as_given(context.overrides.task)
     overrides.retarget(config, given)
     if context.mode == RunMode.MULTIRUN:
+        torchrun.check_single("-m", os.environ)
         return _sweep_job(config, context, shown)
     if config.study is not None:
+        torchrun.check_single("study", os.environ)
         study = make("study", _container(config)["study"], Study)
         report.for_programs(study.run(Path(config.run_dir), given))
         return None
@@ -262,11 +265,15 @@ _app = hydra.main(version_base="1.3", config_path="pkg://conf", config_name="con
 
 
 def main() -> None:
-    """0 served, 2 something to mend in the options, 130 or 143 interrupted, 1 a bug (with its traceback)."""
+    """0 served, 2 something to mend in the options, 130 or 143 interrupted, 1 a bug (with its traceback).
+
+    Under `torchrun` that is rank 0's code; another rank's process works for it, and ends with it.
+    """
     settings.register()
     plugins.register()
     overrides.register()
     launcher.register()
+    _work()
     before = signal(SIGTERM, _terminate)
     # The console script, unlike `python -m`, would not find a user's module in the folder that it is called from.
     sys.path.append(os.getcwd())
@@ -280,6 +287,17 @@ def main() -> None:
         _give_up(error)
     finally:
         signal(SIGTERM, before)
+
+
+def _work() -> None:
+    """Who is not the driver must be gone before anything is made: folders, names at W&B, output."""
+    try:
+        code = torchrun.work(os.environ)
+    except Exception as error:  # noqa: BLE001
+        _give_up(error)
+    if code is not None:
+        sys.stderr.flush()
+        os._exit(code)  # threads may be in the middle of an exchange that a lost rank has left
 
 
 def _terminate(*_: object) -> NoReturn:

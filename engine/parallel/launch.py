@@ -68,16 +68,25 @@ class Torchrun:
 
     @classmethod
     def here(cls, environment: Mapping[str, str]) -> Torchrun | None:
-        """None: nobody but a person has started this process."""
+        """None: a person has started this process, or nobody else was started with it."""
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
             return None
+        if (ranks := _whole(environment, "WORLD_SIZE")) == 1:
+            return None
         seat = Seat(
-            int(environment["RANK"]),
-            int(environment.get("LOCAL_RANK", "0")),
-            int(environment.get("LOCAL_WORLD_SIZE", "1")),
+            _whole(environment, "RANK"),
+            _whole(environment, "LOCAL_RANK", 0),
+            _whole(environment, "LOCAL_WORLD_SIZE", 1),
         )
-        port = int(environment.get(PORT, int(environment["MASTER_PORT"]) + 1))
-        return cls(seat, int(environment["WORLD_SIZE"]), environment["MASTER_ADDR"], port)
+        port = _whole(environment, PORT, _whole(environment, "MASTER_PORT") + 1)
+        return cls(seat, ranks, environment["MASTER_ADDR"], port)
+
+
+def _whole(environment: Mapping[str, str], name: str, default: int = 0) -> int:
+    text = environment.get(name, str(default))
+    if not text.isdecimal():
+        raise EngineError(f"{name}={text} must be a whole number: set it to one, or start this without torchrun")
+    return int(text)
 
 
 def secret(environment: Mapping[str, str]) -> bytes:
