@@ -80,7 +80,9 @@ def _decoder(
 ) -> Decoder:
     """Operations and sizes first: what cannot be is told before gigabytes are read."""
     whole, local = config.shape, local_config(config, share.layout, share.place)
-    keep = Cut(whole, share.layout.span(share.place.stage, whole.layers), share.place.tp_rank, share.layout.tp)
+    layout, seat = share.layout, share.place
+    held = None if whole.experts is None else layout.held(seat, whole.experts.count)
+    keep = Cut(whole, layout.span(seat.stage, whole.layers), seat.tp_rank, layout.tp, held)
     shape, place = local.shape, _device(device)
     experts = None if whole.experts is None else whole.experts.count
     rank = None if whole.latent is None else whole.latent.kv_rank

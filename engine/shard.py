@@ -13,18 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.parallel.layout import Held
 from engine.weights import ExpertWeights, LatentWeights, LayerWeights, Linear
 from playground.model import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What one rank keeps of a model of this (whole) shape."""
+    """What one rank keeps of a model of this (whole) shape; `held`: of its experts, None: a share of each."""
 
     shape: ModelShape
     layers: range
     rank: int = 0
     size: int = 1
+    held: Held | None = None
 
     @property
     def first(self) -> bool:
@@ -35,6 +37,8 @@ class Cut:
         return self.layers.stop == self.shape.layers
 
     def layer(self, whole: LayerWeights) -> LayerWeights:
+        if whole.experts is not None:
+            whole = replace(whole, experts=self._experts(whole.experts))
         if self.size == 1:
             return whole
         shape = self.shape
@@ -46,7 +50,6 @@ class Cut:
             out=self._rows(whole.out),
             gate_up=None if whole.gate_up is None else self._gates_ups(whole.gate_up),
             down=None if whole.down is None else self._rows(whole.down),
-            experts=None if whole.experts is None else self._experts(whole.experts),
             latent=None if whole.latent is None else self._latent(whole.latent),
         )
 
@@ -77,10 +80,16 @@ class Cut:
         return self._columns(whole, [len(whole.weight) // 2] * 2, [self.size] * 2)
 
     def _experts(self, whole: ExpertWeights) -> ExpertWeights:
-        """A part of each expert, and the whole router: every rank picks the same."""
-        gates_ups = whole.gate_up.unflatten(1, (2, -1)).chunk(self.size, 2)[self.rank]
-        down = whole.down.chunk(self.size, 2)[self.rank]
-        return whole._replace(gate_up=gates_ups.flatten(1, 2), down=down.contiguous())
+        """Some experts, or a part of each, and the whole router: every rank picks the same."""
+        experts, part, parts = self.held or Held(range(len(whole.down)), self.rank, self.size)
+        own = slice(experts.start, experts.stop)
+        gates_ups, down = whole.gate_up[own], whole.down[own]
+        if parts > 1:
+            gates_ups = gates_ups.unflatten(1, (2, -1)).chunk(parts, 2)[part].flatten(1, 2)
+            down = down.chunk(parts, 2)[part]
+        if len(experts) < len(whole.down) or parts > 1:  # else nothing is left out that could be freed
+            gates_ups, down = (weight.clone(memory_format=torch.contiguous_format) for weight in (gates_ups, down))
+        return whole._replace(gate_up=gates_ups, down=down)
 
     def _columns(self, whole: Linear, widths: list[int], heads: list[int]) -> Linear:
         weight = self._part(whole.weight, widths, heads)

@@ -7,7 +7,7 @@ done with the logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,9 +18,10 @@ from torch import Tensor
 from engine.config import DecoderConfig
 from engine.kv import KvPool
 from engine.models.mla import LatentAttention
-from engine.models.moe import mixture
+from engine.models.moe import Mixture, Trip
+from engine.models.passing import Passing, Pending, finished
 from engine.rope import frequencies
-from engine.weights import LayerWeights, Weights
+from engine.weights import ExpertWeights, LayerWeights, Weights
 from kernels import reference
 from kernels.batch import DeviceBatch, PagedBatch
 from kernels.reference import rope_halves, rope_table
@@ -40,6 +41,8 @@ class Inputs:
     rows: Tensor | None
     """Tokens whose successor is wanted, as indices into the batch, int64; None: all."""
     pages: PagedBatch | DeviceBatch
+    pooled: tuple[int, ...] = ()
+    """Tokens of every replica whose experts are shared with this one's, in this pass; T's own are among them."""
 
 
 class Place(Protocol):
@@ -56,12 +59,27 @@ class Team(Protocol):
     rank: int
     size: int
 
-    def all_reduce(self, x: Tensor) -> None:
-        """The sum over all ranks, in place."""
+    def add_sum(self, partial: Tensor, x: Tensor) -> Pending[Tensor]:
+        """x + the sum of all ranks' partials, both [T, hidden]; overwrites both, and gives x."""
+        ...
+
+    def sum(self, x: Tensor) -> None:
+        """Over all ranks, in place."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
         """[rows, width] of every rank side by side, [rows, size * width]."""
+        ...
+
+
+class Exchange(Protocol):
+    """Ranks that each have some of the experts, or parts of them, and send one another tokens."""
+
+    held: Tensor
+    """Where each of the model's experts is in this rank's weights, -1: elsewhere; int32."""
+
+    def of(self, tokens: Sequence[int]) -> Trip:
+        """For a pass of so many tokens on each replica."""
         ...
 
 
@@ -80,6 +98,10 @@ class Part:
     first: bool = True
     last: bool = True
     team: Team | None = None
+    exchange: Exchange | None = None
+    """Where tokens travel to their experts; None: all that a token is to meet is in its own team."""
+    held: Tensor | None = None
+    """Of the model's experts in this rank's weights, see `Exchange`; None: all of them, or parts of all."""
     before: Neighbour | None = None
     after: Neighbour | None = None
 
@@ -87,13 +109,19 @@ class Part:
 WHOLE = Part()
 
 
+Half = Callable[[Tensor, Tensor, "Trip | None"], Passing]
+"""Half of a layer, which adds f(y) to the residual x in place: (y [T, width], x [T, hidden], trip) -> x."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """What follows on one layer's attention: norms, gate and residual belong to projections."""
 
-    out: Callable[[Tensor, Tensor], Tensor]
-    mlp: Callable[[Tensor], Tensor]
-    """Or experts: adds to what it is given, in place."""
+    out: Half
+    mlp: Half
+    """Or experts; y is x here."""
+    meets: bool
+    """Whether tokens of all ranks come together in it."""
 
 
 class Decoder:
@@ -107,7 +135,7 @@ class Decoder:
         self.part = part
         self._example = weights.layers[0].attention_norm
         self._embed = _embedding(weights.embedding, ops, part.team)
-        self._layers = [_layer(layer, ops, config, part.team) for layer in weights.layers]
+        self._layers = [_layer(layer, ops, config, part) for layer in weights.layers]
         self._head = _head(weights, config, ops, part.team)
         self._attention = _attention(config, weights.layers, ops)
 
@@ -120,30 +148,38 @@ class Decoder:
         return self._example.device
 
     def __call__(self, inputs: Inputs, pool: KvPool) -> Tensor:
-        """Logits of the wanted rows, [rows, vocabulary], in the model's dtype; [0, vocabulary] unless `part.last`.
-
-        Hidden states come from the stage before and go to the one after.
-        """
-        part = self.part
-        size = (len(inputs.tokens), self.shape.hidden)
-        x = self.body(inputs, pool, None if part.before is None else part.before.receive(self._example.new_empty(size)))
-        if part.after is None:
-            return x
-        part.after.send(x)
-        return x.new_empty(0, self.shape.vocabulary)
+        """Logits of the wanted rows, [rows, vocabulary], in the model's dtype; [0, vocabulary] unless `part.last`."""
+        x = None
+        if (before := self.part.before) is not None:
+            x = before.receive(self._example.new_empty(len(inputs.tokens), self.shape.hidden))
+        found = self.body(inputs, pool, x)
+        if self.part.after is None:
+            return found
+        self.part.after.send(found)
+        return found.new_empty(0, self.shape.vocabulary)
 
     def body(self, inputs: Inputs, pool: KvPool, x: Tensor | None) -> Tensor:
-        """What this stage computes, with nothing exchanged between stages.
+        """From hidden states [T, hidden] (None on the first stage: it has tokens) to those of the next stage.
 
-        `x`: hidden states of the stage before, [T, hidden], which may be overwritten; None on the first stage.
-        Returns hidden states [T, hidden], or on the last stage logits of the wanted rows, [rows, vocabulary].
+        Of the last stage: logits of the wanted rows. May overwrite x.
         """
-        attend = self._attention.of(inputs.pages, inputs.positions, inputs.slots)
-        x = self._embed(inputs.tokens) if x is None else x  # every layer adds to it in place
+        return finished(self.passing(inputs, pool, x))
+
+    def passing(self, inputs: Inputs, pool: KvPool, x: Tensor | None) -> Passing:
+        """The same, stopping where it exchanges with other ranks."""
+        part, busy = self.part, len(inputs.tokens) > 0  # without tokens of its own a rank serves others'
+        trip = part.exchange.of(inputs.pooled or (len(inputs.tokens),)) if part.exchange else None
+        attend = self._attention.of(inputs.pages, inputs.positions, inputs.slots) if busy else None
+        x = self._embed(inputs.tokens) if x is None else x  # [T, hidden]; every layer adds to it in place
         for index, (layer, kv) in enumerate(zip(self._layers, pool.layers, strict=True)):
-            x = layer.mlp(layer.out(attend(index, x, kv), x))
-        if not self.part.last:
+            if attend is not None:
+                x = yield from layer.out(attend(index, x, kv), x, trip)
+            if attend is not None or layer.meets:
+                x = yield from layer.mlp(x, x, trip)
+        if not part.last:
             return x
+        if not busy:
+            return x.new_empty(0, self.config.shape.vocabulary)
         return self._head(x if inputs.rows is None else x.index_select(0, inputs.rows))
 
 
@@ -158,7 +194,7 @@ def _embedding(table: Tensor | None, ops: Ops, team: Team | None) -> Callable[[T
 
     def embedded(tokens: Tensor) -> Tensor:
         x = ops.embedding(tokens - team.rank * len(table), table)
-        team.all_reduce(x)
+        team.sum(x)
         return x
 
     return embedded
@@ -178,19 +214,25 @@ def _absent(_: Tensor) -> Tensor:
     raise RuntimeError("this stage of the pipeline has no such part")
 
 
-def _summed(add: Callable[[Tensor, Tensor], Tensor], team: Team | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """Every rank of a team adds its share to the residual, which comes in once."""
-    if team is None:
-        return add
+def _own(add: Callable[[Tensor, Tensor], Tensor]) -> Half:
+    """All of it is here."""
 
-    def added(y: Tensor, x: Tensor) -> Tensor:
-        if team.rank:
-            x.zero_()
-        x = add(y, x)
-        team.all_reduce(x)
-        return x
+    def passing(y: Tensor, x: Tensor, _: Trip | None) -> Passing:
+        yield from ()
+        return add(y, x)
 
-    return added
+    return passing
+
+
+def _summed(share: Callable[[Tensor], Tensor], team: Team) -> Half:
+    """Every rank of a team has a share of what is added."""
+
+    def passing(y: Tensor, x: Tensor, _: Trip | None) -> Passing:
+        summing = team.add_sum(share(y), x)
+        yield
+        return summing()
+
+    return passing
 
 
 Attended = Callable[[int, Tensor, Tensor], Tensor]
@@ -270,19 +312,50 @@ class _Stepwise:
         return place
 
 
-def _layer(weights: LayerWeights, ops: Ops, config: DecoderConfig, team: Team | None) -> _Layer:
-    return _Layer(
-        out=_summed(ops.add_linear(*weights.out), team),
-        mlp=_mlp(weights, ops, config, team),
-    )
+def _layer(weights: LayerWeights, ops: Ops, config: DecoderConfig, part: Part) -> _Layer:
+    out = _own(ops.add_linear(*weights.out)) if part.team is None else _summed(ops.linear(*weights.out), part.team)
+    if weights.experts is None:
+        return _Layer(out, _mlp(weights, ops, config, part.team), meets=False)
+    return _Layer(out, _mixture(weights, weights.experts, ops, config, part), meets=part.exchange is not None)
 
 
-def _mlp(weights: LayerWeights, ops: Ops, config: DecoderConfig, team: Team | None) -> Callable[[Tensor], Tensor]:
-    norm, eps = weights.mlp_norm, config.rms_eps
-    if weights.experts is not None:
-        add = _summed(mixture(weights.experts, weights.gate_up, weights.down, ops, config.routing), team)
-        return lambda x: add(ops.rms_norm(x, norm, eps), x)
+def _mlp(weights: LayerWeights, ops: Ops, config: DecoderConfig, team: Team | None) -> Half:
     if weights.gate_up is None or weights.down is None:
         raise ValueError("a layer has neither an MLP nor experts")
-    inner, add = ops.norm_gated(norm, eps, *weights.gate_up), _summed(ops.add_linear(*weights.down), team)
-    return lambda x: add(inner(x), x)
+    inner = ops.norm_gated(weights.mlp_norm, config.rms_eps, *weights.gate_up)
+    if team is None:
+        add = ops.add_linear(*weights.down)
+        return _own(lambda y, x: add(inner(y), x))
+    share = ops.linear(*weights.down)
+    return _summed(lambda y: share(inner(y)), team)
+
+
+def _mixture(weights: LayerWeights, experts: ExpertWeights, ops: Ops, config: DecoderConfig, part: Part) -> Half:
+    held = part.exchange.held if part.exchange else part.held
+    mixture = Mixture(experts, weights.gate_up, weights.down, ops, config.routing, held)
+    team, exchange = part.team, part.exchange
+
+    def normed(x: Tensor) -> Tensor:
+        return ops.rms_norm(x, weights.mlp_norm, config.rms_eps)
+
+    if exchange is not None:
+        return _travelling(mixture, normed, team)
+    if team is None:
+        return _own(lambda y, x: mixture.add(normed(y), x))
+    return _summed(lambda y: mixture.add(normed(y), torch.zeros_like(y)), team)
+
+
+def _travelling(mixture: Mixture, normed: Callable[[Tensor], Tensor], team: Team | None) -> Half:
+    """Tokens go to experts on other ranks and come back; a rank of a team has a share of what they bring."""
+
+    def passing(y: Tensor, x: Tensor, trip: Trip | None) -> Passing:
+        if trip is None:
+            raise ValueError("trip=None: tokens have to get to their experts")
+        share = yield from mixture.passing(normed(y), trip)
+        if team is None or not len(x):
+            return x.add_(share)
+        summing = team.add_sum(share, x)
+        yield
+        return summing()
+
+    return passing

@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.models.decoder import Part
+from engine.models.decoder import Exchange, Part
+from engine.models.passing import Pending
+from engine.parallel.exchange import AllToAll, Gathering, Group, check_exchange, where
 from engine.parallel.layout import Layout, Place
 
 
@@ -22,8 +24,14 @@ class Team:
         self.size = size
         self._group = group
 
-    def all_reduce(self, x: Tensor) -> None:
-        """The sum over all ranks, in place."""
+    def add_sum(self, partial: Tensor, x: Tensor) -> Pending[Tensor]:
+        """x + the sum of all ranks' partials, both [T, hidden]; overwrites both, and gives x."""
+        dist.all_reduce(partial, group=self._group)
+        x.add_(partial)
+        return lambda: x
+
+    def sum(self, x: Tensor) -> None:
+        """Over all ranks, in place."""
         dist.all_reduce(x, group=self._group)
 
     def gather(self, x: Tensor) -> Tensor:
@@ -52,10 +60,12 @@ class Neighbour:
         self._sent.append((dist.isend(x, self._rank), x))
 
 
-def join(layout: Layout, rank: int, method: str, device: torch.device, patience: float) -> Part:
+def join(
+    layout: Layout, rank: int, method: str, device: torch.device, patience: float, experts: int | None = None
+) -> Part:
     """Meet all other ranks at `method` (tcp://HOST:PORT or file://PATH), and know those that a pass speaks to.
 
-    `patience`: seconds after which a rank that does not answer is an error.
+    `patience`: seconds after which a rank that does not answer is an error. `experts`: how many the model has.
     """
     place = layout.place(rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -66,6 +76,8 @@ def join(layout: Layout, rank: int, method: str, device: torch.device, patience:
         first=place.stage == 0,
         last=place.stage == layout.stages - 1,
         team=_team(layout, place),
+        exchange=_exchange(layout, place, experts, device) if experts else None,
+        held=where(layout.held(place, experts), experts, device) if experts else None,
         before=_neighbour(layout, place, -1),
         after=_neighbour(layout, place, 1),
     )
@@ -80,14 +92,40 @@ def leave() -> None:
 def _team(layout: Layout, place: Place) -> Team | None:
     if layout.tp == 1:
         return None
+    teams = [
+        [Place(replica, stage, tp_rank) for tp_rank in range(layout.tp)]
+        for replica in range(layout.replicas)
+        for stage in range(layout.stages)
+    ]
+    return Team(*_among(layout, place, teams))
+
+
+def _exchange(layout: Layout, place: Place, experts: int, device: torch.device) -> Exchange | None:
+    """None: a team's ranks have all of their tokens, and nobody else's."""
+    check_exchange(layout.exchange, layout.ep, layout.sharing)
+    held, padded = where(layout.held(place, experts), experts, device), layout.exchange.startswith("padded")
+    replicas, tp_ranks = range(layout.replicas), range(layout.tp)
+    if layout.exchange.endswith("all_to_all"):
+        if layout.lockstep:
+            sharing = [[Place(r, stage, t) for r in replicas for t in tp_ranks] for stage in range(layout.stages)]
+        else:
+            sharing = [[Place(r, stage, t) for t in tp_ranks] for r in replicas for stage in range(layout.stages)]
+        return AllToAll(_among(layout, place, sharing), layout.tp, held, padded)
+    if not layout.lockstep:
+        return None
+    alike = [[Place(r, stage, t) for r in replicas] for stage in range(layout.stages) for t in tp_ranks]
+    return Gathering(_among(layout, place, alike), held, padded)
+
+
+def _among(layout: Layout, place: Place, teams: list[list[Place]]) -> Group:
+    """The team of several in which a place is; everybody makes every group, in the same order."""
     mine = None
-    for replica in range(layout.replicas):
-        for stage in range(layout.stages):  # everybody makes every group, in the same order
-            ranks = [layout.rank(Place(replica, stage, tp_rank)) for tp_rank in range(layout.tp)]
-            group = dist.new_group(ranks)
-            if (replica, stage) == (place.replica, place.stage):
-                mine = group
-    return Team(place.tp_rank, layout.tp, mine)
+    for team in teams:
+        group = dist.new_group([layout.rank(one) for one in team])
+        if place in team:
+            mine = Group(team.index(place), len(team), group)
+    assert mine is not None
+    return mine
 
 
 def _neighbour(layout: Layout, place: Place, step: int) -> Neighbour | None:

@@ -19,26 +19,62 @@ class Place(NamedTuple):
     tp_rank: int
 
 
+class Held(NamedTuple):
+    """What one rank has of a layer's experts: these, and of each the `part`th of `parts` equal shares of its width."""
+
+    experts: range
+    part: int = 0
+    parts: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """`replicas` x `stages` x `tp` ranks, numbered in this order; `layers` says how many each stage has.
 
-    Without `layers` they are dealt out evenly, the first stages taking one more where they do not divide.
+    Without `layers` they are dealt out evenly, the first stages taking one more where they do not divide. In lockstep
+    (DP attention) a stage's ranks of all replicas share its experts, else those of one replica do: whole experts are
+    dealt out `ep` times, and where more ranks share them than that, some have parts of the same ones. `exchange` is how
+    tokens get there.
     """
 
     stages: int = 1
     tp: int = 1
     replicas: int = 1
     layers: tuple[int, ...] = ()
+    lockstep: bool = False
+    ep: int = 1
+    exchange: str = "all_gather"
 
     def __post_init__(self) -> None:
-        for name in ("stages", "tp", "replicas"):
+        for name in ("stages", "tp", "replicas", "ep"):
             if (value := getattr(self, name)) < 1:
                 raise EngineError(f"parallel.{name}={value} must be at least 1")
+        if self.sharing % self.ep:
+            raise EngineError(
+                f"parallel.ep={self.ep} must divide the {self.sharing} ranks that share experts: parallel.tp, times "
+                "parallel.replicas with parallel.dp_attention=true"
+            )
 
     @property
     def ranks(self) -> int:
         return self.replicas * self.stages * self.tp
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that share the experts of a layer."""
+        return self.tp * self.replicas if self.lockstep else self.tp
+
+    def held(self, place: Place, experts: int) -> Held:
+        """What a rank has of so many experts; ranks with parts of the same ones are neighbours."""
+        if experts % self.ep:
+            raise EngineError(f"parallel.ep={self.ep} must divide the model's {experts} experts; take one that does")
+        each, parts = experts // self.ep, self.sharing // self.ep
+        first, part = divmod(self.seat(place), parts)
+        return Held(range(first * each, (first + 1) * each), part, parts)
+
+    def seat(self, place: Place) -> int:
+        """A rank's number among those that share its experts."""
+        return place.tp_rank + (place.replica * self.tp if self.lockstep else 0)
 
     def place(self, rank: int) -> Place:
         """Where a rank of 0 .. ranks - 1 is."""
@@ -75,11 +111,20 @@ class Layout:
         return range(ends[stage], ends[stage + 1])
 
 
-def check_divides(shape: ModelShape, tp: int) -> None:
-    """Refuse a model whose heads or widths tensor-parallel ranks cannot share."""
+def check_divides(shape: ModelShape, layout: Layout) -> None:
+    """Refuse a model whose heads, widths or experts the ranks of a layout cannot share."""
+    tp = layout.tp
     sizes = {"heads": shape.heads, "intermediate": shape.intermediate}
+    if shape.experts is None and layout.ep > 1:
+        raise EngineError(f"parallel.ep={layout.ep}: the model has no experts; set parallel.ep=1 or take one that has")
     if shape.experts is not None:
-        sizes |= {"experts.intermediate": shape.experts.intermediate, "experts.shared": shape.experts.shared}
+        sizes |= {"experts.shared": shape.experts.shared}
+        parts = layout.held(Place(0, 0, 0), shape.experts.count).parts
+        if shape.experts.intermediate % parts:
+            raise EngineError(
+                f"parallel: {parts} ranks cannot share the model's {shape.experts.intermediate} experts.intermediate; "
+                "raise parallel.ep, or take fewer ranks"
+            )
     for name, value in sizes.items():
         if value % tp:
             raise EngineError(f"parallel.tp={tp} does not divide the model's {value} {name}; take a tp that does")
@@ -95,7 +140,7 @@ def local_config(config: DecoderConfig, layout: Layout, place: Place) -> Decoder
     Where there are more ranks than KV heads, a head is held by several.
     """
     shape, tp = config.shape, layout.tp
-    check_divides(shape, tp)
+    check_divides(shape, layout)
     span = layout.span(place.stage, shape.layers)
     local = replace(
         shape,
@@ -104,12 +149,19 @@ def local_config(config: DecoderConfig, layout: Layout, place: Place) -> Decoder
         kv_heads=max(shape.kv_heads // tp, 1),
         intermediate=shape.intermediate // tp,
         windows=shape.windows[span.start : span.stop],
-        experts=None if shape.experts is None else _local_experts(shape.experts, span, tp),
+        experts=None if shape.experts is None else _local_experts(shape.experts, span, layout, place),
     )
     return replace(config, shape=local, windows=config.windows[span.start : span.stop])
 
 
-def _local_experts(experts: Experts, span: range, tp: int) -> Experts:
-    """A share of each expert; layers count from the stage's first."""
-    dense = tuple(layer - span.start for layer in experts.dense if layer in span)
-    return replace(experts, intermediate=experts.intermediate // tp, shared=experts.shared // tp, dense=dense)
+def _local_experts(experts: Experts, span: range, layout: Layout, place: Place) -> Experts:
+    """A share of them; layers count from the stage's first."""
+    held = layout.held(place, experts.count)
+    return replace(
+        experts,
+        count=len(held.experts),
+        active=min(experts.active, len(held.experts)),
+        intermediate=experts.intermediate // held.parts,
+        shared=experts.shared // layout.tp,
+        dense=tuple(layer - span.start for layer in experts.dense if layer in span),
+    )

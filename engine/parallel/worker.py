@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from select import POLLIN, poll
 from threading import Thread
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.errors import EngineError, StepFailed
 from engine.parallel.config import WorkerConfig
@@ -35,6 +35,11 @@ from engine.parallel.wire import (
     value,
 )
 from playground.backend import Backend
+
+if TYPE_CHECKING:  # a worker says hello before it imports torch
+    import torch
+
+    from engine.models.decoder import Part
 
 LOOK = 2e-4
 """Seconds that a backend with work in flight is waited for between two looks at what has come in."""
@@ -186,14 +191,13 @@ def make_backend(config: WorkerConfig, seat: Seat) -> Hosted:
 
     from engine.load import LONE, Share, load_model, random_model
     from engine.models.decoder import WHOLE
-    from engine.parallel.comm import join
 
     torch.set_num_threads(max(_cores() // seat.local_size, 1))
     # Ranks meet where they are told: with this set, tcp:// would mean that torchrun's agent is there already.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     layout, device = config.layout, _device(config.device, seat)
-    together = layout.tp * layout.stages > 1
-    part = join(layout, seat.rank, config.rendezvous, torch.device(device), config.patience) if together else WHOLE
+    together = layout.tp * layout.stages > 1 or layout.lockstep
+    part = _joined(config, seat, torch.device(device)) if together else WHOLE
     share = Share(layout, layout.place(seat.rank), part) if together else LONE
     if config.weights == "random":
         model = random_model(config.path, config.dtype, device, config.kernels, config.seed, share)
@@ -206,6 +210,15 @@ def make_backend(config: WorkerConfig, seat: Seat) -> Hosted:
     from engine.backend import TorchBackend
 
     return TorchBackend(model, **config.sizes)
+
+
+def _joined(config: WorkerConfig, seat: Seat, device: torch.device) -> Part:
+    from engine.config import find_config
+    from engine.parallel.comm import join
+
+    experts = find_config(config.path).shape.experts
+    many = None if experts is None else experts.count
+    return join(config.layout, seat.rank, config.rendezvous, device, config.patience, many)
 
 
 def _device(kind: str, seat: Seat) -> str:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from engine.config import Routing, find_config
 from engine.errors import EngineError
 from engine.load import load_model
-from engine.models.moe import mixture
+from engine.models.moe import Mixture
 from engine.tiny import tiny
 from engine.weights import random_weights, read_weights
 from kernels.registry import Need, available, select
@@ -48,8 +48,8 @@ def test_shared_experts_without_a_gate_count_in_full():
     y, x, routing = torch.randn(3, 128), torch.zeros(3, 128), Routing(2, False)
     ops = select("cpu")
     experts = layer.experts._replace(shared_gate=None)
-    both = mixture(experts, layer.gate_up, layer.down, ops, routing)(y, x.clone())
-    own = mixture(experts, None, None, ops, routing)(y, x.clone())
+    both = Mixture(experts, layer.gate_up, layer.down, ops, routing).add(y, x.clone())
+    own = Mixture(experts, None, None, ops, routing).add(y, x.clone())
     common = ops.add_linear(*layer.down)(ops.silu_mul(ops.linear(*layer.gate_up)(y)), x.clone())
     torch.testing.assert_close(both, own + common, rtol=1e-4, atol=1e-5)
 

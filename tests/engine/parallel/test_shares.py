@@ -59,6 +59,41 @@ def test_logits_are_those_of_one_rank(family, layout):
     assert all(got == [] for got in found[:-tp])
 
 
+HELP = [(0, [3, 1]), (2, [])]
+"""Of a replica that is done sooner: it goes on helping."""
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "exchange"),
+    [
+        ("qwen2-moe", {"replicas": 2, "ep": 2}, "all_gather"),
+        ("qwen2-moe", {"replicas": 2, "ep": 2}, "padded_all_gather"),
+        ("deepseek-v3", {"replicas": 2, "tp": 2, "ep": 4}, "all_to_all"),
+        ("deepseek-v3", {"replicas": 2, "tp": 2, "ep": 4}, "padded_all_to_all"),
+        ("qwen3-moe", {"tp": 2, "ep": 2}, "all_gather"),
+        ("qwen3-moe", {"tp": 2, "ep": 2}, "padded_all_to_all"),
+    ],
+    ids=str,
+)
+def test_experts_on_other_ranks_add_what_they_would_here(family, layout, exchange):
+    """Of prompts of unequal length, while another replica has nothing to do any more; or within a team."""
+    expected = alone(load_model(tiny(family)))
+    tp, lockstep = layout.get("tp", 1), layout.get("replicas", 1) > 1
+    found = logits(
+        tiny(family), [HELP, CHUNKS] if lockstep else CHUNKS, layout | {"exchange": exchange, "lockstep": lockstep}
+    )
+    for got in found[-tp:]:
+        torch.testing.assert_close(torch.tensor(got), expected, rtol=1e-4, atol=1e-4)
+    assert not lockstep or all(got == [] for got in found[:-tp])
+
+
+@pytest.mark.parametrize("layout", [{"replicas": 2, "tp": 2, "ep": 2}, {"replicas": 2, "stages": 2}], ids=str)
+def test_parts_of_the_same_experts_are_gathered_for(layout):
+    expected = alone(load_model(tiny("qwen3-moe")))
+    found = logits(tiny("qwen3-moe"), [HELP, CHUNKS], layout | {"lockstep": True})
+    torch.testing.assert_close(torch.tensor(found[-1]), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_random_weights_are_those_of_one_rank_whatever_the_layout():
     expected = alone(random_model(tiny("llama"), "float32"))
     got = logits(tiny("llama"), CHUNKS, {"stages": 2, "layers": [3, 1]}, random=True)[-1]
@@ -107,7 +142,7 @@ def test_a_stage_counts_its_dense_layers_from_its_first():
     assert [local.has_experts(layer) for layer in range(3)] == [True, False, True]
     half = local_config(config, Layout(tp=2), Place(0, 0, 1)).shape.experts
     assert (half.count, half.intermediate, half.shared) == (6, 32, 64)
-    with pytest.raises(EngineError, match=r"parallel\.tp=8 does not divide the model's 100 experts\.intermediate"):
+    with pytest.raises(EngineError, match=r"parallel: 8 ranks cannot share the model's 100 experts\.intermediate"):
         uneven = replace(config.shape.experts, intermediate=100)
         local_config(replace(config, shape=replace(config.shape, experts=uneven)), Layout(tp=8), Place(0, 0, 0))
 
