@@ -76,7 +76,7 @@ class Engine:
         path = str(self.checkpoint or plan.checkpoint)
         if settings.weights != "random":
             path = str(checkpoint_folder(path))
-        return self.spread(path, _layout(settings.parallel), settings.weights, settings.seed, **_sizes(plan))
+        return self.spread(path, layout_of(settings.parallel), settings.weights, settings.seed, **_sizes(plan))
 
     def spread(self, path: str, layout: Layout, weights: str, seed: int = 0, **sizes: Any) -> Backend:
         """Workers of this host, one a rank; or those that `torchrun` has started, if it has started this process.
@@ -202,7 +202,7 @@ def _sizes(plan: Plan) -> dict[str, Any]:
     )
 
 
-def _layout(parallel: Parallel) -> Layout:
+def layout_of(parallel: Parallel) -> Layout:
     """Which rank is where."""
     from engine.parallel.layout import Layout
 

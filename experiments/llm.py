@@ -9,14 +9,16 @@ for answer in llm.generate(["Hello"], SamplingParams(max_tokens=16)):
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.engines import Engine, checkpoint_folder
-from experiments.settings import check_weights
+from experiments.engines import Engine, checkpoint_folder, layout_of
+from experiments.settings import Parallel, check_weights
+from experiments.torchrun import check_alone
 from playground.backend import Backend
 from playground.core import Done, Logprob, Request, Sampling, Step
 from playground.loop import serve
@@ -27,7 +29,7 @@ from playground.trace import NoTrace
 from playground.workload.source import OpenLoop
 
 if TYPE_CHECKING:
-    from engine.models.decoder import Decoder
+    from engine.config import DecoderConfig
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
@@ -90,8 +92,12 @@ class LLM:
     `model` is a Hugging Face folder, `tiny` or `smollm2-135m`, or with `weights="random"` also any model that ships,
     `qwen3-8b` say, which has no tokenizer then: give it token ids. `device` is cpu, cuda or cuda:NUMBER; `cuda_graphs`,
     `gpu_memory_utilization` and `dtype` are as in `experiments.engines.Engine`. `policy` is any scheduling policy
-    (default: vLLM v1's); `kv_blocks` blocks of `block_size` tokens (None: a share of the free memory). Errors are
-    `ValueError`s of one line.
+    (default: vLLM v1's); `kv_blocks` blocks of `block_size` tokens (None: a share of the free memory) on each rank.
+    Errors are `ValueError`s of one line.
+
+    `replicas` x `stages` x `tp` ranks serve together, each a process of its own that lives until `close`; with
+    `device="cuda"` each takes a GPU of this host. Texts are those of one rank. A rank that is lost in the middle ends
+    all of them: `engine.errors.StepFailed`, and this object is of no use any more.
     """
 
     def __init__(
@@ -109,9 +115,10 @@ class LLM:
         max_seqs: int = 256,
         max_tokens_per_step: int = 8192,
         max_length: int | None = None,
+        tp: int = 1,
+        stages: int = 1,
+        replicas: int = 1,
     ) -> None:
-        from engine.memory import whole_or_nothing
-
         check_weights(weights)
         engine = Engine(
             dtype=dtype, device=device, cuda_graphs=cuda_graphs, gpu_memory_utilization=gpu_memory_utilization
@@ -123,9 +130,14 @@ class LLM:
             max_tokens=max_tokens_per_step,
             max_length=max_length,
         )
-        with whole_or_nothing():
-            self.tokenizer, self._model, self._backend = _loaded(engine, str(model), weights, sizes)
-        self._scheduler = Scheduler(self._backend.spec, policy or _default_policy())
+        parallel = Parallel(stages=stages, tp=tp, replicas=replicas)
+        self.tokenizer = _tokenizer(str(model), weights)
+        self._config, self._backend = _loaded(engine, str(model), weights, parallel, sizes)
+        try:
+            self._scheduler = Scheduler(self._backend.spec, policy or _default_policy())
+        except BaseException:
+            self.close()  # ranks would wait for steps
+            raise
         self._ids = count()
 
     def __enter__(self) -> LLM:
@@ -172,7 +184,7 @@ class LLM:
         ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
         if not len(ids):
             raise ValueError("a prompt is empty: it must have at least one token")
-        size = self._model.shape.vocabulary
+        size = self._config.shape.vocabulary
         if any(not 0 <= token < size for token in ids):
             raise ValueError(f"a prompt holds a token outside the model's vocabulary of {size}")
         return tuple(map(int, ids))
@@ -203,15 +215,24 @@ class LLM:
 
     def _is_stop(self, token: int, request: Request) -> bool:
         sampling = request.sampling
-        stop = sampling.stop_token_ids if sampling.ignore_eos else (*self._model.config.eos, *sampling.stop_token_ids)
+        stop = sampling.stop_token_ids if sampling.ignore_eos else (*self._config.eos, *sampling.stop_token_ids)
         return token in stop
 
 
-def _loaded(engine: Engine, model: str, weights: str, sizes: Mapping[str, Any]) -> tuple[Any, Decoder, Backend]:
-    """Tokenizer, model and backend, or nothing: a half-made `LLM` would keep a model that nobody can use."""
-    tokenizer = _tokenizer(model, weights)
-    decoder = engine.decoder(model, weights)
-    return tokenizer, decoder, engine.backend(decoder, **sizes)
+def _loaded(
+    engine: Engine, model: str, weights: str, parallel: Parallel, sizes: Mapping[str, Any]
+) -> tuple[DecoderConfig, Backend]:
+    """What the model is, and what computes it; or nothing: a half-made `LLM` would keep a model that nobody can use."""
+    from engine.config import find_config
+    from engine.memory import whole_or_nothing
+
+    if (layout := layout_of(parallel)).ranks > 1:
+        check_alone(f"LLM(tp={layout.tp}, stages={layout.stages}, replicas={layout.replicas})", os.environ)
+        path = model if weights == "random" else str(checkpoint_folder(model))
+        return find_config(path), engine.spread(path, layout, weights, **sizes)
+    with whole_or_nothing():
+        decoder = engine.decoder(model, weights)
+        return decoder.config, engine.backend(decoder, **sizes)
 
 
 def _tokenizer(model: str, weights: str) -> Any:

@@ -58,6 +58,15 @@ def check_single(what: str, environment: Mapping[str, str]) -> None:
         )
 
 
+def check_alone(what: str, environment: Mapping[str, str]) -> None:
+    """Refuse what starts its own ranks where it has been started once for each already."""
+    if here := _here(environment):
+        raise SettingError(
+            f"{what} starts its ranks itself, and torchrun has started {here.ranks} of it (WORLD_SIZE={here.ranks}): "
+            "start the program without torchrun"
+        )
+
+
 def _here(environment: Mapping[str, str]) -> Torchrun | None:
     if "WORLD_SIZE" not in environment:
         return None  # a simulation loads nothing of the engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from engine.cuda.backend import CudaBackend
 from engine.tiny import tiny
+from experiments.engines import Engine
 from experiments.llm import LLM, SamplingParams
 from policies.budget import ChunkedPrefill, PrefillFirst, Static, TokenThrottling
 from policies.composed import Composed
@@ -224,3 +226,46 @@ def test_wrong_options_get_one_line(options: dict[str, Any], message: str) -> No
 def test_no_gpu_is_told_before_anything_is_loaded(model: str) -> None:
     with pytest.raises(ValueError, match="device=cuda: no CUDA device is visible; take device=cpu"):
         LLM(model, device="cuda", weights="random")
+
+
+def test_two_ranks_answer_as_one_does_and_leave(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=12, temperature=0.7 * (n % 2), seed=n, logprobs=2) for n in range(4)]
+    expected = llm.generate(PROMPTS, params)
+    with LLM("tiny", tp=2, max_length=512, kv_blocks=64) as two:
+        processes = [peer.process for peer in two._backend._crew._peers]
+        answers = [*two.generate(PROMPTS[:2], params[:2]), *two.generate(PROMPTS[2:], params[2:])]
+        with pytest.raises(ValueError, match="vocabulary of"):
+            two.generate([[10**6]])
+    assert [(answer.token_ids, answer.text, answer.finish_reason) for answer in answers] == [
+        (answer.token_ids, answer.text, answer.finish_reason) for answer in expected
+    ]
+    logprobs = [one.value for answer in answers for one in answer.logprobs or ()]
+    assert logprobs == pytest.approx([one.value for answer in expected for one in answer.logprobs or ()], abs=1e-4)
+    assert len(processes) == 2
+    assert None not in [process.poll() for process in processes]
+
+
+def test_ranks_that_have_nobody_to_work_for_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(
+        Engine, "spread", lambda *_, **__: SimpleNamespace(spec=None, close=lambda: closed.append(True))
+    )
+    with pytest.raises(AttributeError):
+        LLM("tiny", tp=2)
+    assert closed == [True]
+
+
+def test_ranks_are_not_started_by_each_of_torchruns_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"^LLM\(tp=2, stages=1, replicas=1\) starts its ranks itself, and torchrun"):
+        LLM("tiny", tp=2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [({"tp": 0}, r"^parallel.tp=0 must be at least 1"), ({"tp": 3}, "^parallel.tp=3 does not divide")],
+)
+def test_sizes_of_ranks_that_cannot_be(sizes: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        LLM("tiny", **sizes)
