@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from engine.backend import longest_sequence
-from engine.cuda.forward import Forward, least_shape, pack, spans
-from engine.cuda.graphs import Graphs
+from engine.cuda.forward import ROWS, Forward, Picked, least_shape, pack, spans
+from engine.cuda.graphs import Graphs, largest_shape
 from engine.cuda.memory import GRAPHS, Memory, fitting_blocks
 from engine.cuda.parcel import Parcel, Parcels
+from engine.cuda.passage import Inlet, Outlet
 from engine.cuda.residents import Residents, Sampled, told, top_asked
 from engine.cuda.state import Picking, SlotState, Words
 from engine.cuda.swap import Swap
@@ -56,8 +57,9 @@ class Flight:
     host: float
     order: int = 0
     """Of its batch, see `Residents.order`."""
-    sampled: Sampled | None = None
     parcel: Parcel | None = None
+    sampled: Sampled | None = None
+    """Whose tokens the parcel brings back; None where none are sampled: copies, and stages before the last one."""
     shares: Tensor | None = None
     """The parcel's table of logprobs, if somebody asked."""
 
@@ -77,7 +79,10 @@ class Queue:
 
 
 class CudaBackend:
-    """One rank on one GPU.
+    """One rank on one GPU: a whole model, or a part of one.
+
+    Of a pipeline's stages only the last one samples; the completions of others have no tokens. A stage was at work from
+    when it had received until it had computed, and the next step's hidden states may be on their way meanwhile.
 
     `blocks` is the KV pool's size; None takes what `memory_utilization` of the device's memory leaves beside the
     weights, one step's activations and the graphs. `graphs`: small steps as captured CUDA graphs. Lanes of slices run
@@ -113,6 +118,7 @@ class CudaBackend:
         )
         with enough_memory(f"limits.max_seqs={max_seqs}: no GPU memory for the state of so many sequences; lower it"):
             self._state = SlotState(self.spec, 2 * max_seqs, model.device)
+        self._inlet, self._outlet = self._passages(graphs)
         self._timeline.synchronize()  # what was made on the default stream is there for the others
         self._activations = self._measure() if model.device.type == "cuda" else 0
         if blocks is None:
@@ -120,11 +126,13 @@ class CudaBackend:
         self._pool = KvPool(model.shape, self.spec.blocks, block_size, model.dtype, model.device)
         with enough_memory(f"kv.host_blocks={host_blocks}: no GPU memory left for swapping; {LEAVE_MORE}"):
             self._swap = Swap(self._pool, host_blocks, self._timeline.pinned) if host_blocks else None
-        self._forward = Forward(model, self._state, self._pool)
+        self._forward = self._forward_with(self._pool)
         self._graphs = Graphs(self._forward, max_seqs, self._state.scratch, self._timeline) if graphs else None
         self._graph_bytes = 0
         self._parcels = Parcels(self._timeline, max(max_seqs, max_tokens))
-        self._residents = Residents(self._state, model.shape.vocabulary, model.config.eos)
+        self._residents = Residents(
+            self._state, model.shape.vocabulary, model.config.eos, embeds=model.part.first, picks=model.part.last
+        )
         self._computing, self._copying = Queue(), Queue()
         self._ready: list[tuple[float, int, Done]] = []
         self._landed = count()
@@ -203,23 +211,37 @@ class CudaBackend:
         top = top_asked(batch.rows.residents) if Picking.LOGPROBS in picking else 0
         graph = None if self._graphs is None else self._graphs.shape(batch)
         shape = graph or least_shape(batch)
+        if graph is not None and self._graphs is not None:
+            self._graphs.capture(graph, picking)
         numbers, sampled = pack(batch, shape, self._state.scratch)
         counts = self._residents.recount(sampled) if Picking.PENALTIES in picking else ()
         parcel = self._parcels.take()
         with self._timeline.computing():
+            if self._inlet is not None:
+                self._inlet.receive(shape.all_tokens)
             packed, begun = self._send(parcel, numbers, counts)
             if graph is None or self._graphs is None:
-                ids, table = self._forward(packed, shape, picking, top, spans(batch, shape))
+                found = self._forward(packed, shape, picking, top, spans(batch, shape))
             else:
-                ids, table = self._graphs.run(packed, shape, picking, top)
-            count = len(sampled.positions)
-            parcel.answers[:count].copy_(ids[:count], non_blocking=True)
-            shares = None if table is None else parcel.fetch(table[:count])
+                found = self._graphs.run(packed, shape, picking, top)
+            answered, shares = self._bring_back(found, sampled, parcel)
             ended = self._timeline.mark()
+            if self._outlet is not None and isinstance(found, Tensor):
+                self._outlet.send(found)
         host = perf_counter() - began
         self._computing.flights.append(
-            Flight(step.id, lane, launched, begun, ended, host, self._residents.order, sampled, parcel, shares)
+            Flight(step.id, lane, launched, begun, ended, host, self._residents.order, parcel, answered, shares)
         )
+
+    def _bring_back(
+        self, found: Picked | Tensor, sampled: Sampled, parcel: Parcel
+    ) -> tuple[Sampled | None, Tensor | None]:
+        """Have sampled tokens come to the host, with logprobs if somebody asked; whose they are, and the logprobs."""
+        if not isinstance(found, Picked):
+            return None, None
+        count = len(sampled.positions)
+        parcel.answers[:count].copy_(found.ids[:count], non_blocking=True)
+        return sampled, None if found.logprobs is None else parcel.fetch(found.logprobs[:count])
 
     def _send(self, parcel: Parcel, numbers: Words, counts: Sequence[Words]) -> tuple[Tensor, Mark]:
         """Upload a batch with what else is new, and bring the state up to date; `counts` as `recount` gives them."""
@@ -287,7 +309,7 @@ class CudaBackend:
         self._timeline.synchronize()
         self._computing.flights.clear()
         self._copying.flights.clear()
-        del self._graphs, self._forward, self._pool, self._swap, self._state, self._parcels
+        del self._graphs, self._forward, self._pool, self._swap, self._state, self._parcels, self._inlet, self._outlet
         self._timeline.release()
 
     def _pause(self, left: float) -> None:
@@ -321,12 +343,13 @@ class CudaBackend:
         tokens: dict[int, tuple[int, ...]] = {}
         ended: tuple[int, ...] = ()
         logprobs: dict[int, tuple[Logprob, ...]] = {}
-        if flight.sampled is not None and flight.parcel is not None:
+        if flight.parcel is not None:
             self._residents.completed = flight.order
-            answers = flight.parcel.answers[: len(flight.sampled.positions)].tolist()
-            tokens, ended = self._residents.take_back(flight.sampled, answers)
-            if flight.shares is not None:
-                logprobs = told(flight.sampled, flight.shares.tolist(), tokens)
+            if flight.sampled is not None:
+                answers = flight.parcel.answers[: len(flight.sampled.positions)].tolist()
+                tokens, ended = self._residents.take_back(flight.sampled, answers)
+                if flight.shares is not None:
+                    logprobs = told(flight.sampled, flight.shares.tolist(), tokens)
             self._parcels.give_back(flight.parcel)
         return Done(
             flight.step, flight.lane, flight.launched, started, finished, tokens, ended, flight.host, logprobs=logprobs
@@ -334,10 +357,25 @@ class CudaBackend:
 
     # --- memory
 
+    def _passages(self, graphs: bool) -> tuple[Inlet | None, Outlet | None]:
+        """To the stages before and after, with room for the largest step."""
+        model, spec = self._model, self.spec
+        before, after = model.part.before, model.part.after
+        if before is None and after is None:
+            return None, None
+        tokens = max(spec.max_tokens + ROWS, largest_shape(spec.max_seqs).all_tokens if graphs else 0)
+        with enough_memory(f"limits.max_tokens={spec.max_tokens}: no GPU memory to exchange so many; lower it"):
+            like = torch.empty(tokens, model.shape.hidden, dtype=model.dtype, device=model.device)
+            inlet = None if before is None else Inlet(before, like, self._timeline)
+            return inlet, None if after is None else Outlet(after, like, self._timeline)
+
+    def _forward_with(self, pool: KvPool) -> Forward:
+        return Forward(self._model, self._state, pool, None if self._inlet is None else self._inlet.hidden)
+
     def _measure(self) -> int:
         """Bytes of one step's activations, by a step for nobody."""
         model, spec = self._model, self.spec
-        forward = Forward(model, self._state, KvPool(model.shape, 1, spec.block_size, model.dtype, model.device))
+        forward = self._forward_with(KvPool(model.shape, 1, spec.block_size, model.dtype, model.device))
         with self._timeline.computing():
             return measured(forward, self._state, spec.max_tokens, spec.max_length, spec.max_seqs, model.device)
 

@@ -44,8 +44,13 @@ class Shape(NamedTuple):
         """Of the parts of a packed batch, see `pack`."""
         if self.rows is None:
             return [self.decodes] * 2
-        tokens, slices = self.decodes + self.tokens, self.decodes + self.slices
+        tokens, slices = self.all_tokens, self.decodes + self.slices
         return [tokens, tokens, slices, slices, self.slices and self.slices + 1, self.rows]
+
+    @property
+    def all_tokens(self) -> int:
+        """Of decodes and prefills."""
+        return self.decodes + self.tokens
 
     @property
     def wanted(self) -> int:
@@ -130,22 +135,33 @@ class Picked(NamedTuple):
 
 
 class Forward:
-    """The model with a KV pool and the state of the slots."""
+    """The model, or a stage of it, with a KV pool and the state of the slots. It exchanges nothing between stages."""
 
-    def __init__(self, model: Decoder, state: SlotState, pool: KvPool) -> None:
+    def __init__(self, model: Decoder, state: SlotState, pool: KvPool, hidden: Tensor | None = None) -> None:
+        """`hidden`: where a step's hidden states lie if another stage computes them, [most tokens, hidden]."""
         self._model = model
         self._state = state
         self._pool = pool
+        self._hidden = hidden
+        self.picks = model.part.last
+        """Whether tokens come of it; of a stage before the last one hidden states do."""
 
     def __call__(
         self, packed: Tensor, shape: Shape, picking: Picking, top: int = 0, known: Sequence[Span] = ()
-    ) -> Picked:
-        """The model and `pick`, of a batch that `pack` packed; `known`: see `logits`."""
-        return self.pick(self.logits(packed, shape, known), packed, shape, picking, top)
+    ) -> Picked | Tensor:
+        """The body and what ends it, of a batch that `pack` packed; `known`: see `body`."""
+        return self.ended(self.body(packed, shape, known), packed, shape, picking, top)
+
+    def ended(self, found: Tensor, packed: Tensor, shape: Shape, picking: Picking, top: int = 0) -> Picked | Tensor:
+        """What a step comes to with what its body found: tokens, or hidden states as they are."""
+        return self.pick(found, packed, shape, picking, top) if self.picks else found
 
     @torch.inference_mode()
-    def logits(self, packed: Tensor, shape: Shape, known: Sequence[Span] = ()) -> Tensor:
-        """Of the wanted rows, [rows, vocabulary]. `known`: the batch's `spans`, unless a graph will serve others."""
+    def body(self, packed: Tensor, shape: Shape, known: Sequence[Span] = ()) -> Tensor:
+        """Logits of the wanted rows, [rows, vocabulary]; hidden states of all tokens before the last stage.
+
+        `known`: the batch's `spans`, unless a graph will serve others.
+        """
         run = self._decode if shape.rows is None else self._mixed
         return run(packed.split(shape.sizes), shape, known)
 
@@ -170,7 +186,8 @@ class Forward:
     def _run(self, slots: Tensor, positions: Tensor, rows: Tensor | None, batch: DeviceBatch) -> Tensor:
         state, real = self._state, positions.clamp(min=0)
         places = state.kv_places(slots, real).masked_fill_(positions < 0, -1)
-        return self._model(Inputs(state.tokens(slots, real), real, places, rows, batch), self._pool)
+        x = None if self._hidden is None else self._hidden[: len(real)]
+        return self._model.body(Inputs(state.tokens(slots, real), real, places, rows, batch), self._pool, x)
 
     @torch.inference_mode()
     def pick(self, logits: Tensor, packed: Tensor, shape: Shape, picking: Picking, top: int = 0) -> Picked:

@@ -39,8 +39,8 @@ class Graphs:
         self._packed = torch.zeros(largest, dtype=torch.int64, device=timeline.device)
         """Where all graphs read their batch: one runs at a time."""
         self._captured: dict[tuple[Shape, Picking | None], Work] = {}
-        self._logits: Tensor | None = None
-        """Where graphs that do not pick leave their logits: one place for all, made when somebody needs it."""
+        self._found: Tensor | None = None
+        """Where graphs that do not pick leave logits or hidden states: one for all, made when somebody needs it."""
 
     def __len__(self) -> int:
         return len(self._captured)
@@ -68,41 +68,51 @@ class Graphs:
     def capture_all(self, picking: Picking) -> None:
         """The largest first: the smaller ones find room in the memory that it left."""
         for shape in self.shapes():
-            self._graph(shape, picking)
+            self.capture(shape, picking)
 
-    def run(self, packed: Tensor, shape: Shape, picking: Picking, top: int = 0) -> Picked:
-        """Queue a batch that was packed to a graph's shape -> its rows' tokens, good until the next run.
+    def capture(self, shape: Shape, picking: Picking) -> None:
+        """Have what `run` will want, before anything of its step is queued: capturing runs the work, too."""
+        self._graph(shape, self._inside(picking))
+
+    def run(self, packed: Tensor, shape: Shape, picking: Picking, top: int = 0) -> Picked | Tensor:
+        """Queue a batch that was packed to a graph's shape -> as `Forward` gives it, good until the next run.
 
         What is rarely asked for is picked outside of the graph, from the logits that it leaves: every combination
         would want graphs of its own, and captures in mid-run, to save a dozen launches beside the model's hundreds.
         """
-        replay = self._graph(shape, None if picking.rare else picking)
+        inside = self._inside(picking)
+        replay = self._graph(shape, inside)
         own = self._packed[: len(packed)]
         own.copy_(packed)
-        result = replay()
-        return self._forward.pick(result, own, shape, picking, top) if picking.rare else Picked(result)
+        found = replay()
+        return self._forward.ended(found, own, shape, picking, top) if inside is None else Picked(found)
+
+    def _inside(self, picking: Picking) -> Picking | None:
+        """How the graph itself picks; None: it does not."""
+        return picking if self._forward.picks and not picking.rare else None
 
     def _graph(self, shape: Shape, picking: Picking | None) -> Work:
-        """The captured step that picks so, or else leaves logits."""
+        """The captured step that picks so, or else leaves what its body found."""
         if (shape, picking) not in self._captured:
             packed = self._packed[: sum(shape.sizes)]
             # Capturing runs the work, too: for nobody, since other rows' blocks may belong to others by now.
             packed.copy_(idle(shape, self._scratch))
-            work = self._leaving_logits(packed, shape) if picking is None else self._picking(packed, shape, picking)
+            work = self._leaving(packed, shape) if picking is None else self._picking(packed, shape, picking)
             self._captured[shape, picking] = self._timeline.capture(work)
         return self._captured[shape, picking]
 
     def _picking(self, packed: Tensor, shape: Shape, picking: Picking) -> Work:
-        return lambda: self._forward(packed, shape, picking).ids
+        return lambda: self._forward.pick(self._forward.body(packed, shape), packed, shape, picking).ids
 
-    def _leaving_logits(self, packed: Tensor, shape: Shape) -> Work:
+    def _leaving(self, packed: Tensor, shape: Shape) -> Work:
         """Copied out of the graph's own memory, which other captures may use once this one is over."""
 
         def work() -> Tensor:
-            logits = self._forward.logits(packed, shape)
-            if self._logits is None:  # never while capturing, since work is run before
-                self._logits = logits.new_empty(max(shape.wanted for shape in self.shapes()), logits.shape[1])
-            return self._logits[: len(logits)].copy_(logits)
+            found = self._forward.body(packed, shape)
+            if self._found is None:  # never while capturing, since work is run before
+                rows = (shape.wanted if self._forward.picks else shape.all_tokens for shape in self.shapes())
+                self._found = found.new_empty(max(rows), found.shape[1])
+            return self._found[: len(found)].copy_(found)
 
         return work
 
@@ -114,6 +124,11 @@ def idle(shape: Shape, scratch: int) -> Tensor:
     else:
         fills = [scratch, -1, scratch, 0, shape.decodes, shape.decodes + shape.tokens - 1]
     return torch.cat([torch.full((size,), fill) for size, fill in zip(shape.sizes, fills, strict=True)])
+
+
+def largest_shape(most: int) -> Shape:
+    """Of steps with at most so many decodes."""
+    return _mixed_shape(mixed_sizes(most)[-1], PREFILL_SIZES[-1])
 
 
 def _mixed_shape(decodes: int, tokens: int) -> Shape:

@@ -94,10 +94,16 @@ class Residents:
     """Slots are given on demand and taken back when a sequence ends, or from one that has waited longest.
 
     A preempted sequence may lose its slot and get another: everything of it is known to the host by then.
+
+    Of a pipeline's stages only the first one embeds tokens and must have them, and only the last one picks any.
     """
 
-    def __init__(self, state: SlotState, vocabulary: int, eos: tuple[int, ...]) -> None:
+    def __init__(
+        self, state: SlotState, vocabulary: int, eos: tuple[int, ...], embeds: bool = True, picks: bool = True
+    ) -> None:
         self._state = state
+        self._embeds = embeds
+        self._picks = picks
         self._vocabulary = vocabulary
         self._eos = eos
         self._known: dict[int, Resident] = {}
@@ -124,7 +130,8 @@ class Residents:
     def start(self, requests: Iterable[Request]) -> None:
         for request in requests:
             text, self._rows = Text(request, self._vocabulary), None
-            self._known[request.id] = Resident(text, int(picking(request.sampling)))
+            asked = picking(request.sampling) if self._picks else Picking.GREEDY
+            self._known[request.id] = Resident(text, int(asked))
 
     def end(self, ids: Iterable[int]) -> None:
         """Forget sequences that no later step names. Work in flight may yet write to their slots, but before others."""
@@ -134,13 +141,10 @@ class Residents:
                 self._free.append(resident.slot)
 
     def learn(self, sequence: int, position: int, token: int) -> None:
-        """A token that another stage sampled: the device has it to be told. Of the forgotten nothing is kept."""
+        """A token that another stage sampled, for the one that embeds it. Of the forgotten nothing is kept."""
         resident = self._known.get(sequence)
-        if resident is None:
-            return
-        resident.text.accept(position, token, self._eos)
-        if resident.slot is not None:
-            self._ready[resident.slot] = min(int(self._ready[resident.slot]), position)
+        if resident is not None:
+            resident.text.accept(position, token, self._eos)
 
     # --- slices
 
@@ -158,10 +162,17 @@ class Residents:
         lacking = np.flatnonzero(ends > self._room[slots]).tolist()
         if lacking:
             raise self._without_blocks(residents[lacking[0]], ends[lacking[0]])
-        for index in np.flatnonzero(ends > self._ready[slots]).tolist():
-            self._feed(residents[index], slices.start[index], int(ends[index]))
-        self._ready[slots[batch.samples]] = ends[batch.samples] + 1
+        if self._embeds:
+            self._prepare(batch)
         return batch
+
+    def _prepare(self, batch: Batch) -> None:
+        """See to it that the device has all tokens of a batch."""
+        (residents, slots, _), ends = batch.rows, batch.ends
+        for index in np.flatnonzero(ends > self._ready[slots]).tolist():
+            self._feed(residents[index], int(batch.starts[index]), int(ends[index]))
+        if self._picks:
+            self._ready[slots[batch.samples]] = ends[batch.samples] + 1
 
     def _find(self, ids: tuple[int, ...]) -> Rows:
         """The residents that a batch is of, each in a slot."""

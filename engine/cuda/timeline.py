@@ -54,8 +54,20 @@ class Timeline(Protocol):
         """Bring host memory to the device beside the computing; what is computed from now on comes after it."""
         ...
 
+    def receiving(self) -> AbstractContextManager[Any]:
+        """What is queued inside runs beside the computing: hidden states that come from another stage."""
+        ...
+
+    def sending(self) -> AbstractContextManager[Any]:
+        """Likewise those that go to another stage."""
+        ...
+
     def mark(self) -> Mark:
         """The point that the current stream has been told to reach."""
+        ...
+
+    def after(self, mark: Any, /) -> None:
+        """What is queued on the current stream from now on waits until a mark of any stream is passed."""
         ...
 
     def capture(self, work: Work) -> Work:
@@ -72,7 +84,7 @@ class Timeline(Protocol):
 
 
 class CudaTimeline:
-    """Streams for computing, for uploads and for swap copies."""
+    """Streams for computing, for uploads, for swap copies, and for either direction between stages."""
 
     pinned = True
 
@@ -81,6 +93,7 @@ class CudaTimeline:
             raise EngineError("device=cuda: no CUDA device is visible; take device=cpu, or check nvidia-smi")
         self.device = device
         self._compute, self._uploads, self._copies = (torch.cuda.Stream(device) for _ in range(3))
+        self._receives, self._sends = (torch.cuda.Stream(device) for _ in range(2))
         self._graphs = torch.cuda.graph_pool_handle()
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -92,6 +105,12 @@ class CudaTimeline:
     def uploading(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._uploads)
 
+    def receiving(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._receives)
+
+    def sending(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._sends)
+
     def upload(self, target: Tensor, source: Tensor) -> None:
         with self.uploading():
             target.copy_(source, non_blocking=True)
@@ -102,14 +121,18 @@ class CudaTimeline:
         event.record()
         return event
 
+    def after(self, mark: Any, /) -> None:
+        torch.cuda.current_stream(self.device).wait_event(mark)
+
     def capture(self, work: Work) -> Work:
         """All graphs share one pool: they never run at the same time, and what one leaves there nobody reads."""
         with self.computing():
             work()  # compiles kernels and fills the libraries' caches, which a capture must not
             self.synchronize()
             graph = torch.cuda.CUDAGraph()
-            # Not torch.cuda.graph: it empties caches and collects garbage each time, for dozens of captures.
-            graph.capture_begin(pool=self._graphs)
+            # Not torch.cuda.graph: it empties caches and collects garbage each time, for dozens of captures. Other
+            # threads may call CUDA meanwhile: torch.distributed has one that looks after its collectives.
+            graph.capture_begin(pool=self._graphs, capture_error_mode="thread_local")
             try:
                 result = work()
             finally:

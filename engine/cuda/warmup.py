@@ -16,7 +16,10 @@ WARM_SLICES = (1, 32)
 
 
 def run_idle(forward: Forward, state: SlotState, slices: int, length: int, rows: int, device: torch.device) -> None:
-    """Prefills of `length` tokens, some of which sample. Whatever KV the pool's first block holds is overwritten."""
+    """Prefills of `length` tokens, some of which sample, with nothing exchanged between stages.
+
+    Whatever KV the pool's first block holds is overwritten.
+    """
     nobody = Resident(Text(Request(0, 0.0, 1, 1, prompt=(0,)), 1), Picking.GREEDY, slot=state.scratch)
     samples = [index < rows for index in range(slices)]
     batch = Batch.of(Rows.of([nobody] * slices), [0] * slices, [length] * slices, samples)

@@ -53,6 +53,12 @@ class HostTimeline:
     def uploading(self):
         return nullcontext()
 
+    def receiving(self):
+        return nullcontext()
+
+    def sending(self):
+        return nullcontext()
+
     def upload(self, target, source):
         target.copy_(source)
 
@@ -61,6 +67,9 @@ class HostTimeline:
         if self.hold:
             self.held.append(mark)
         return mark
+
+    def after(self, mark):
+        pass
 
     def let_go(self, count=None):
         """Pass the oldest marks."""
@@ -133,12 +142,16 @@ def place_qkv(*arguments):
     return reference.place_qkv(*arguments)
 
 
+def host_ops():
+    """As on a GPU: they take padding, and lengths that the host does not know."""
+    ops = replace(select("cpu"), attention=Unpacked, place_qkv=place_qkv)
+    return replace(ops, mla_attention=UnpackedLatent, place_latent=place_latent)
+
+
 def load_on_host(folder) -> Decoder:
     """A checkpoint's decoder that computes on the host as it would on a GPU."""
     config = read_config(folder)
-    weights = read_weights(folder, config.shape, torch.float32, "cpu")
-    ops = replace(select("cpu"), attention=Unpacked, place_qkv=place_qkv)
-    return Decoder(config, weights, replace(ops, mla_attention=UnpackedLatent, place_latent=place_latent))
+    return Decoder(config, read_weights(folder, config.shape, torch.float32, "cpu"), host_ops())
 
 
 class BackendDriver(Driver):
