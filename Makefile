@@ -11,10 +11,10 @@ BIN := .venv/bin
 STAMP := .venv/installed-$(shell echo '$(TORCH)' | cat - pyproject.toml | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test gpu check golden format bench clean
+.PHONY: help env demo test test-all gpu check golden format bench clean
 
 help: ## Show this list
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 env: $(STAMP) ## Create .venv and install everything into it
 
@@ -22,7 +22,10 @@ demo: $(STAMP) ## Compare three policies in simulation, then on the CPU engine (
 	$(BIN)/python -m playground +experiment=quickstart
 
 test: $(STAMP) ## Run the whole CPU suite (under ten minutes on two cores)
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not gpu and not benchmarks"
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not gpu and not benchmarks and not product"
+
+test-all: $(STAMP) ## Every layout with every policy and model, too (hours; -k of pytest, as K=pp2, runs a part)
+	$(BIN)/python -m pytest -v -n $(WORKERS) -m product $(if $(K),-k "$(K)") tests/engine/parallel
 
 gpu: $(STAMP) ## Run the tests that need a GPU (under two minutes)
 	TRITON_INTERPRET=0 $(BIN)/python -m pytest -q -n 4 --dist loadfile -m gpu tests/gpu

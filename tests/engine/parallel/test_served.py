@@ -1,77 +1,46 @@
-"""The real scheduler and loop over real ranks: the tokens of one rank, and a trace that the simulator can follow."""
+"""Recorded runs over real ranks: what is in them is as it was meant, and the simulator decides the same again."""
 
 from contextlib import closing
-from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from engine.backend import TorchBackend
-from engine.load import load_model
-from engine.parallel.backend import ParallelBackend
-from engine.parallel.config import WorkerConfig
 from engine.parallel.launch import spawned
-from engine.parallel.layout import Layout
-from engine.tiny import tiny
 from playground.check.parity import replay
 from playground.check.recording import load
-from playground.core import Sampling
-from playground.loop import serve
-from playground.scheduler import Scheduler
-from playground.trace import NoTrace, read
-from playground.workload.source import OpenLoop
-from policies.budget import Unified
-from policies.composed import Composed
-from policies.victims import Largest
-from tests.parity.runs import fresh, record, requests
-
-SIZES = {"blocks": 20, "max_seqs": 12, "max_tokens": 256, "max_length": 512}
+from tests.engine.parallel.forked import forked
+from tests.engine.parallel.layouts import COUNT, Case, crew, difference, made
+from tests.parity.runs import fresh, record
 
 
-class Overheard:
-    """A backend, and all tokens that it returned."""
-
-    def __init__(self, inner):
-        self.inner, self.spec = inner, inner.spec
-        self.now, self.launch, self.close = inner.now, inner.launch, inner.close
-        self.tokens = {}
-
-    def wait(self, until):
-        done = self.inner.wait(until)
-        for id, tokens in done.tokens.items() if done else ():
-            self.tokens.setdefault(id, []).extend(tokens)
-        return done
+def recorded(layout, case, folder, hire=forked):
+    """Served by workers of its own, compared with one rank, and played again."""
+    with closing(crew(layout, "llama", folder, hire)) as workers:
+        turn, asked = workers.turn(case)
+        record(folder / "run", made(case), turn, asked)
+        assert not difference("llama", case, workers.served(turn, asked))
+    recording = load(folder / "run")
+    assert replay(recording, fresh(recording.spec, made(case))).requests == COUNT
+    return recording
 
 
-def workload(count=12):
-    """Greedy and random ones by turns, of which every third one shares its beginning."""
-    return [
-        replace(
-            one,
-            hashes=(*one.hashes[:2], *[1000 + id for id in one.hashes[2:]]),  # ids of no other depth: tokens matter
-            sampling=Sampling(temperature=0.8 * (one.id % 2), seed=one.id),
-        )
-        for one in requests(count, 0.002)
-    ]
+def test_workers_that_the_driver_starts(tmp_path):
+    """As a front door has them. A prompt is cut, and meanwhile there are steps in which nobody samples."""
+    recording = recorded("tp2", Case("vllm_v1", "tight"), tmp_path, spawned)
+    sampling = [any(part.samples for part in decision.slices) for decision in recording.decisions.values()]
+    assert False in sampling and True in sampling
 
 
-def policy():
-    return Composed(Unified(64), victims=Largest())
+def test_a_step_is_planned_while_one_runs(tmp_path):
+    recording = recorded("tp2", Case("vllm_v1", ahead=2), tmp_path)
+    finished = {commit.step: commit.finished for commit in recording.commits}
+    early = [recording.decisions[after].planned < finished[before] for before, after in pairwise(sorted(finished))]
+    assert sum(early) > len(early) / 2
 
 
-@pytest.fixture(scope="module")
-def expected():
-    with closing(Overheard(TorchBackend(load_model(tiny("llama")), **SIZES))) as backend:
-        serve(OpenLoop(workload()), Scheduler(backend.spec, policy()), backend, NoTrace())
-        return backend.tokens
-
-
-def test_tokens_of_replicas_of_pipelines_are_those_of_one_rank(expected, tmp_path):
-    """With preemption: each replica's pool holds a few sequences only."""
-    layout = Layout(replicas=2, stages=2)
-    config = WorkerConfig(str(tiny("llama")), layout, f"file://{tmp_path / 'meet'}", sizes=SIZES)
-    backend = Overheard(ParallelBackend(config, spawned(layout.ranks)))
-    record(tmp_path / "run", policy(), backend, workload())
-    assert backend.tokens == expected
-    assert max(read(tmp_path / "run", "requests").to_pydict()["preemptions"]) > 0
-    recording = load(tmp_path / "run")
-    assert replay(recording, fresh(recording.spec, policy())).requests == 12
+@pytest.mark.parametrize("layout", ["pp2", "pp2_dp2"])
+def test_a_pipeline(layout, tmp_path):
+    """Steps are on their way through it together: the next one begins before the last one is out."""
+    recording = recorded(layout, Case("token_throttling", "tight"), tmp_path)
+    group = [one for one in recording.commits if recording.decisions[one.step].group == 0]
+    assert any(after.started < before.finished for before, after in pairwise(group))
