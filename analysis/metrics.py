@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.bubbles import idle_causes, shares
 from analysis.objectives import Objectives
 from analysis.occupancy import busy_time, covered, kv_metrics, step_metrics
 from analysis.repetitions import apart
@@ -26,7 +27,7 @@ from playground import trace
 Summary = dict[str, Any]
 
 STEP_COLUMNS = (
-    "step", "group", "lane", "planned", "started", "finished", "host", "prefill_tokens", "decode_tokens",
+    "step", "group", "lane", "planned", "launched", "started", "finished", "host", "prefill_tokens", "decode_tokens",
     "blocks_free", "count", "ticks", "stage_started", "stage_finished", "decided",
 )  # fmt: skip
 SLICE_COLUMNS = ("step", "sequence", "start", "length", "samples", "lane")
@@ -43,6 +44,7 @@ class Tables:
     steps: pd.DataFrame
     slices: pd.DataFrame
     blocks: int
+    looks: pd.DataFrame
     block_size: int = 16
 
     @cached_property
@@ -50,12 +52,18 @@ class Tables:
         """`steps` with merged ones taken apart: what merging saved must not change a number."""
         return apart(self.steps, self.slices, self.block_size)
 
+    @property
+    def idle_causes(self) -> pd.DataFrame:
+        """Why which stage was idle for how long."""
+        return idle_causes(self.requests, self.steps, self.repetitions, self.looks)
+
 
 def load(run_dir: Path) -> Tables:
     requests = trace.read(run_dir, "requests").to_pandas()
     steps = trace.read(run_dir, "steps", list(STEP_COLUMNS)).to_pandas()
     slices = trace.read(run_dir, "slices", list(SLICE_COLUMNS)).to_pandas()
-    return Tables(requests, steps, slices, group_blocks(run_dir), _spec(run_dir)["block_size"])
+    looks = trace.read(run_dir, "looks").to_pandas()
+    return Tables(requests, steps, slices, group_blocks(run_dir), looks, _spec(run_dir)["block_size"])
 
 
 def group_blocks(run_dir: Path) -> int:
@@ -89,6 +97,7 @@ def summarize(
     summary |= _memory(tables.requests)
     summary |= step_metrics(tables.steps) | kv_metrics(tables.repetitions, tables.blocks)
     summary["bubble_ratio"] = bubble_ratio(tables.requests, tables.repetitions)
+    summary |= _bubbles(tables)
     summary["notes"] = _notes(samples, percentiles)
     return summary
 
@@ -130,6 +139,13 @@ def bubble_ratio(requests: pd.DataFrame, steps: pd.DataFrame) -> float | None:
         busy += time
         active += stages * covered(mine["arrival"].to_numpy(), mine["finished"].to_numpy())
     return max(0.0, 1 - busy / active) if active else None
+
+
+def _bubbles(tables: Tables) -> Summary:
+    """Of a pipeline, what the bubble ratio is made of."""
+    if not tables.repetitions["stage_started"].notna().any():
+        return {}
+    return {f"bubble_{cause}": share for cause, share in shares(tables.idle_causes).items()}
 
 
 def max_concurrent(started: Array, finished: Array) -> int:

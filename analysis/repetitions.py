@@ -27,6 +27,7 @@ def apart(steps: pd.DataFrame, slices: pd.DataFrame, block_size: int) -> pd.Data
     before = np.concatenate([[0.0], ends[:-1]])
     planned = _flat(steps, "decided", steps["decided"].notna().to_numpy(), np.where(later, before, rows["planned"]))
     rows = rows.assign(planned=planned, finished=ends)
+    rows["launched"] = _launched(rows, later)
     started = np.where(later, before + rows["host"].to_numpy(), rows["started"])
     if (staged := rows["stage_started"].notna().to_numpy()).any():
         for name in ("stage_started", "stage_finished"):
@@ -35,6 +36,20 @@ def apart(steps: pd.DataFrame, slices: pd.DataFrame, block_size: int) -> pd.Data
         if len(rows["stage_started"][staged].iloc[0]) == 1:
             rows = rows.assign(stage_started=None, stage_finished=None)
     return rows.assign(started=started, blocks_free=_free(rows, later, _taken(steps, slices, block_size, first)))
+
+
+def _launched(rows: pd.DataFrame, later: Array) -> Array:
+    """Each group's host plans one step after another: a repetition when it is decided, or the one before launched."""
+    launched: Array = rows["launched"].to_numpy(dtype=float, copy=True)
+    host = np.where(later, rows["host"], 0.0)
+    begins = np.where(later, rows["planned"], launched)
+    order = np.lexsort((np.arange(len(rows)), rows["planned"]))
+    for group in rows["group"].unique():
+        mine = order[(rows["group"] == group).to_numpy()[order]]
+        spent = np.cumsum(host[mine])
+        # launched = max(begins, the launch before) + host, with what is spent by then taken off both sides
+        launched[mine] = np.maximum.accumulate(begins[mine] - (spent - host[mine])) + spent
+    return launched
 
 
 def _flat(steps: pd.DataFrame, name: str, listed: Array, otherwise: Array | pd.Series) -> Array:

@@ -1,4 +1,6 @@
-"""Commands about runs and sweeps that are there: `python -m experiments parity RUN_DIR ...`, `... resume SWEEP_DIR`."""
+"""Commands about runs and sweeps that are there: `python -m experiments parity RUN_DIR ...`, `... bubbles RUN_DIR ...`,
+`... resume SWEEP_DIR`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from experiments import points, run
+from experiments import bubbles, points, run
 from experiments.errors import explain
 from experiments.parity import prove
 from experiments.progress import waiting
@@ -18,6 +20,7 @@ PARITY = (
     "Replay runs through the simulator and compare every decision: those of backend=engine and backend=costed, and "
     "simulated ones made with backend.skip_ahead=false."
 )
+BUBBLES = "Say of every pipeline stage for which share of a run's time it was at work, and what it waited for else."
 RESUME = (
     "Go on with a sweep that was interrupted or killed: the same command in the same working directory, without the "
     "points that are finished. Those that failed are tried again."
@@ -29,7 +32,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     if "sweep_dir" in arguments:
         return _resume(arguments.sweep_dir.resolve())
-    return max(_parity(folder) for folder in arguments.run_dirs)
+    return max(arguments.do(folder) for folder in arguments.run_dirs)
 
 
 def _resume(folder: Path) -> int:
@@ -62,6 +65,15 @@ def _parity(run_dir: Path) -> int:
     return 0
 
 
+def _bubbles(run_dir: Path) -> int:
+    try:
+        bubbles.show(run_dir)
+    except (SettingError, ValueError, OSError) as error:
+        print(f"error: {explain(error) or error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m experiments", description="Commands about runs and sweeps that are there."
@@ -70,7 +82,11 @@ def _parser() -> argparse.ArgumentParser:
     parity = commands.add_parser(
         "parity", help="replay runs through the simulator and compare every decision", description=PARITY
     )
-    parity.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a run")
+    parity.set_defaults(do=_parity)
+    idle = commands.add_parser("bubbles", help="what pipeline stages waited for", description=BUBBLES)
+    idle.set_defaults(do=_bubbles)
+    for command in (parity, idle):
+        command.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a run")
     resume = commands.add_parser("resume", help="go on with a sweep that was interrupted", description=RESUME)
     resume.add_argument("sweep_dir", type=Path, metavar="SWEEP_DIR", help="the folder of a sweep")
     return parser

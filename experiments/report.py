@@ -30,10 +30,16 @@ LABELS = {
     "wasted_tokens": "wasted tok",
     "prefix_hit_rate": "prefix hits",
     "bubble_ratio": "bubbles",
+    "bubble_unready": "· nothing ready",
+    "bubble_host": "· host",
+    "bubble_upstream": "· stage before",
+    "bubble_fill": "· fill",
+    "bubble_drain": "· drain",
     "cv_tokens_per_step": "CV tok/step",
     "mean_kv_usage": "KV used",
 }
-SHARES = {"slo_attainment", "prefix_hit_rate", "bubble_ratio", "mean_kv_usage"}
+DETAILS = {key for key in LABELS if key.startswith("bubble_")} - {"bubble_ratio"}
+SHARES = {"slo_attainment", "prefix_hit_rate", "bubble_ratio", "mean_kv_usage"} | DETAILS
 ALWAYS = ("completed", "request_throughput", "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
           "p99_tpot_ms", "p99_itl_ms", "bubble_ratio", "cv_tokens_per_step", "mean_kv_usage")  # fmt: skip
 
@@ -46,7 +52,9 @@ def comparison(rows: Sequence[tuple[Row, Row]]) -> Table:
     """What distinguishes each run, then its summary. Metrics that say nothing are left out."""
     keys = [key for key in LABELS if key in ALWAYS or any(summary.get(key) for _, summary in rows)]
     names = list(dict.fromkeys(name for labels, _ in rows for name in labels))
-    return _columns(rows, keys, names) if len(rows) <= SIDE_BY_SIDE else _lines(rows, keys, names)
+    if len(rows) <= SIDE_BY_SIDE:
+        return _columns(rows, keys, names)
+    return _lines(rows, [key for key in keys if key not in DETAILS], names)
 
 
 def _lines(rows: Sequence[tuple[Row, Row]], keys: Sequence[str], names: Sequence[str]) -> Table:

@@ -14,6 +14,8 @@ from analysis.metrics import Objectives, Tables, bubble_ratio, describe, max_con
 from analysis.occupancy import busy_time, covered, kv_metrics, step_metrics
 from analysis.tokens import gaps, token_times
 
+NO_LOOKS = pd.DataFrame({"now": [], "commits": []}).astype({"commits": int})
+
 
 def request(id, arrival, first_token, finished, prompt_length, output_length, outcome="finished", **more):
     row = dict(
@@ -26,7 +28,8 @@ def request(id, arrival, first_token, finished, prompt_length, output_length, ou
 
 def step(id, started, finished, prefill=0, decode=0, free=10, count=1, ticks=None, group=0, lane="main", stages=None):
     return dict(
-        step=id, group=group, lane=lane, planned=started, started=started, finished=finished, prefill_tokens=prefill,
+        step=id, group=group, lane=lane, planned=started, launched=started, host=0.0, started=started,
+        finished=finished, prefill_tokens=prefill,
         decode_tokens=decode, blocks_free=free, count=count, ticks=ticks,
         stage_started=[s for s, _ in stages] if stages else None,
         stage_finished=[f for _, f in stages] if stages else None,
@@ -48,7 +51,7 @@ def tables() -> Tables:
     ]
     steps = [step(0, 0.0, 1.0, 4, 0, 8), step(1, 1.0, 2.0, 2, 1, 7), step(2, 2.0, 3.0, 2, 1, 5)]
     slices = [piece(0, 0, 0, 4), piece(1, 0, 4, 1), piece(1, 1, 0, 2), piece(2, 0, 5, 1), piece(2, 3, 0, 2)]
-    return Tables(pd.DataFrame(requests), pd.DataFrame(steps), pd.DataFrame(slices), blocks=10)
+    return Tables(pd.DataFrame(requests), pd.DataFrame(steps), pd.DataFrame(slices), 10, NO_LOOKS)
 
 
 def test_counts_and_throughput(tables):
@@ -108,7 +111,9 @@ def test_memory_and_steps(tables):
 
 def test_a_run_without_requests_has_no_numbers():
     requests = pd.DataFrame([request(0, 0.0, 1.0, 1.0, 1, 1)]).iloc[:0]
-    empty = Tables(requests, pd.DataFrame([step(0, 0, 1)]).iloc[:0], pd.DataFrame([piece(0, 0, 0, 1)]).iloc[:0], 10)
+    empty = Tables(
+        requests, pd.DataFrame([step(0, 0, 1)]).iloc[:0], pd.DataFrame([piece(0, 0, 0, 1)]).iloc[:0], 10, NO_LOOKS
+    )
     summary = summarize(empty)
     assert summary["completed"] == 0
     assert summary["mean_ttft_ms"] is summary["request_throughput"] is summary["bubble_ratio"] is None

@@ -18,7 +18,7 @@ def test_every_plot_is_written(tmp_path):
             "count": [1, 1],
         }
     )  # fmt: skip
-    tables = Tables(requests, steps, pd.DataFrame(), blocks=10)
+    tables = Tables(requests, steps, pd.DataFrame(), 10, pd.DataFrame())
     paths = save_all({"one": tables, "two": tables}, tmp_path / "plots")
     assert sorted(path.name for path in paths) == ["kv_usage.png", "latency.png", "tokens_per_step.png"]
     assert all(path.stat().st_size > 5_000 for path in paths)
