@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from experiments import bubbles, points, run
@@ -32,7 +33,8 @@ def main() -> int:
     arguments = _parser().parse_args()
     if "sweep_dir" in arguments:
         return _resume(arguments.sweep_dir.resolve())
-    return max(arguments.do(folder) for folder in arguments.run_dirs)
+    do: Callable[[Path], int] = arguments.do
+    return max(do(folder) for folder in arguments.run_dirs)
 
 
 def _resume(folder: Path) -> int:

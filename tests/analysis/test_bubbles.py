@@ -7,10 +7,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.bubbles import CAUSES, idle_causes, shares
+from analysis.metrics import bubble_ratio
 from analysis.repetitions import apart
 from playground.trace import read
 from tests.playground.strategies import scenarios
