@@ -1,6 +1,6 @@
-"""Real workers without the seconds that each takes to import torch: forked from a process that has imported it.
+"""Ranks without the seconds that each takes to import torch: forked from a process that has imported it.
 
-They serve the driver as those do that `launch.spawned` starts; only how they come about is another.
+Workers among them serve the driver as those do that `launch.spawned` starts; only how they come about is another.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from engine.parallel.supervise import Hire, Peer
 from engine.parallel.worker import Lines, Seat, make_backend, serve, settle_in
 
 SERVER = get_context("forkserver")
+"""Starts processes as `multiprocessing` does."""
+
 SERVER.set_forkserver_preload(["engine.load", "engine.backend", "engine.parallel.comm", "engine.parallel.worker"])
 
 

@@ -1,53 +1,24 @@
-"""A rank of a test, as a process of its own: computes a prompt's logits, or what its stage gives, and prints them."""
+"""Ranks of a test, each a process of its own: what they compute of a prompt, without driver, steps or sampling."""
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from contextlib import closing
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-PROGRAM = """
-import json, sys, torch
+import torch
+
 from engine.config import find_config
 from engine.kv import KvPool
 from engine.load import Share, load_model, random_model
 from engine.models.decoder import Inputs
-from engine.parallel.comm import join, leave
+from engine.parallel.comm import join
+from engine.parallel.launch import free_port
 from engine.parallel.layout import Layout
 from kernels.batch import PagedBatch
-
-asked = json.loads(sys.argv[1])
-layout = Layout(**asked["layout"])
-torch.set_num_threads(1)
-experts = find_config(asked["path"]).shape.experts
-part = join(layout, asked["rank"], asked["method"], torch.device("cpu"), 60.0, experts and experts.count)
-make = random_model if asked["random"] else load_model
-model = make(asked["path"], "float32", share=Share(layout, layout.place(asked["rank"]), part))
-pool = KvPool(model.shape, 8, 4, torch.float32)
-with torch.inference_mode():
-    place = layout.place(asked["rank"])
-    for turn, (start, ids) in enumerate(asked["chunks"][place.replica if layout.lockstep else 0]):
-        count, size = len(ids), 4
-        pooled = tuple(len(chunks[turn][1]) for chunks in asked["chunks"]) if layout.lockstep else ()
-        positions = torch.arange(start, start + count)
-        pages = PagedBatch([start], [count], torch.arange(8)[None], size)
-        rows = torch.tensor([count - 1]) if count else None
-        tokens = torch.tensor(ids, dtype=torch.int64)
-        logits = model(Inputs(tokens, positions, positions, rows, pages, pooled), pool)
-print(json.dumps(logits.tolist()))
-leave()
-"""
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
+from tests.engine.parallel.forked import SERVER
 
 Chunks = list[tuple[int, list[int]]]
 
@@ -57,21 +28,45 @@ def logits(path: str | Path, chunks: Chunks | list[Chunks], layout: dict, random
 
     In lockstep `chunks` are as many for each replica, of which some may be empty.
     """
-    chunks = chunks if layout.get("lockstep") else [chunks]
-    ranks = layout.get("stages", 1) * layout.get("tp", 1) * layout.get("replicas", 1)
-    asked = dict(layout=layout, method=f"tcp://127.0.0.1:{free_port()}", path=str(path), chunks=chunks, random=random)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM]
-    running = [
-        subprocess.Popen(
-            [*command, json.dumps(asked | {"rank": rank})], env=environment, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(ranks)
-    ]
+    chosen, method = Layout(**layout), f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
+    of = chunks if chosen.lockstep else [chunks] * chosen.replicas
+    return together(chosen.ranks, partial(_logits, chosen, method, str(path), of, random))
+
+
+def together(ranks: int, work: Callable[[int, Connection], None]) -> list[Any]:
+    """What each rank says, in order; `work` is a function, which can be pickled, of the rank and a line to say it."""
+    ends, processes = [], []
+    for rank in range(ranks):
+        end, theirs = SERVER.Pipe()
+        processes.append(SERVER.Process(target=work, args=(rank, theirs), daemon=True))
+        processes[-1].start()
+        theirs.close()  # or a rank that dies would never be missed
+        ends.append(end)
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in running]
+        assert all(end.poll(120) for end in ends), "a rank does not get on"
+        return [end.recv() for end in ends]
     finally:
-        for process in running:
+        for process in processes:
             process.kill()
-    assert all(process.returncode == 0 for process in running)
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
+            process.join()
+
+
+def _logits(
+    layout: Layout, method: str, path: str, chunks: list[Chunks], random: bool, rank: int, end: Connection
+) -> None:
+    torch.set_num_threads(1)
+    place, experts = layout.place(rank), find_config(path).shape.experts
+    part = join(layout, rank, method, torch.device("cpu"), 60.0, experts and experts.count)
+    model = (random_model if random else load_model)(path, "float32", share=Share(layout, place, part))
+    pool = KvPool(model.shape, 8, 4, torch.float32)
+    with torch.inference_mode():
+        for turn, (start, ids) in enumerate(chunks[place.replica]):
+            count, size = len(ids), 4
+            pooled = tuple(len(one[turn][1]) for one in chunks) if layout.lockstep else ()
+            positions = torch.arange(start, start + count)
+            pages = PagedBatch([start], [count], torch.arange(8)[None], size)
+            rows = torch.tensor([count - 1]) if count else None
+            tokens = torch.tensor(ids, dtype=torch.int64)
+            found = model(Inputs(tokens, positions, positions, rows, pages, pooled), pool)
+    end.send(found.tolist())
+    end.recv()  # never: who left now, or let go of its model, would take along what it is still sending
