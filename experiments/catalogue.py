@@ -20,6 +20,7 @@ QUESTIONS = {
     "admission": "May it start now?",
     "victims": "Who gives way when memory is short, and how?",
     "route": "Which replica serves a new request?",
+    "align": "(DP attention) May ranks in lockstep start prompts now?",
     "overlap": "What runs at the same time?",
     "placement": "Which stage holds which layers?",
 }

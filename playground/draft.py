@@ -47,7 +47,6 @@ class Draft:
     __slots__ = (
         "_admitted",
         "_latest",
-        "_ordinal",
         "_placed",
         "_rank",
         "_tokens",
@@ -58,7 +57,9 @@ class Draft:
         "layers",
         "move",
         "now",
+        "ordinal",
         "partial",
+        "peers",
         "preempted",
         "rejected",
         "rng",
@@ -76,9 +77,13 @@ class Draft:
         in_flight: tuple[Step, ...],
         ordinal: int,
         layers: tuple[int, ...] = (),
+        peers: tuple[Draft, ...] = (),
     ) -> None:
         self._rank = rank
-        self._ordinal = ordinal
+        self.ordinal = ordinal
+        """Place of the step among all of its group's."""
+        self.peers = peers
+        """Of ranks in lockstep, those that are planned after this one: nothing is placed in them yet."""
         # A sampled token leaves the last stage `stages` steps after its step entered the first: planning its
         # sequence any sooner would stall the pipeline.
         self._latest = ordinal - spec.stages if spec.forwards_tokens else -1
@@ -280,7 +285,7 @@ class Draft:
             return 0
         samples = start + count == sequence.length
         sequence.launched += count
-        sequence.step = self._ordinal
+        sequence.step = self.ordinal
         if samples:
             sequence.promised += 1
             sequence.length += 1
@@ -303,7 +308,7 @@ class Draft:
 
     def take_decodes(self, sequences: list[Sequence], lane: str = MAIN) -> int:
         """Place one token for each of these decodes, in order, up to the first that cannot be; how many were placed."""
-        size, ordinal, latest = self.spec.block_size, self._ordinal, self._latest
+        size, ordinal, latest = self.spec.block_size, self.ordinal, self._latest
         starts: list[int] = []
         brought: dict[int, tuple[int, ...]] = {}
         for sequence in sequences[: self._tokens_left]:

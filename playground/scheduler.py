@@ -293,7 +293,7 @@ class Scheduler:
         if not self.open(group):
             return None
         self._catch_up(group)
-        drafts = [self._draft(group, rank, now) for rank in group.ranks]
+        drafts = self._drafts(group, now)
         group.wake = min([draft.wake_at for draft in drafts])
         if group.wake < inf:
             self._waking[group.index] = group
@@ -305,12 +305,18 @@ class Scheduler:
             return None
         return self._launch(group, drafts, now)
 
-    def _draft(self, group: Group, rank: Rank, now: float) -> Draft:
+    def _drafts(self, group: Group, now: float) -> list[Draft]:
+        """One a rank, filled in order; each sees those after it as they are before."""
         in_flight = tuple(flight.step for flight in group.flights.values())
-        draft = Draft(rank, self.spec, now, self.rng, in_flight, group.ordinal + 1, group.layers)
-        self.policy.fill(draft)
-        self._record(draft)
-        return draft
+        drafts: list[Draft] = []
+        for rank in reversed(group.ranks):  # who knew those before it, too, would make a cycle of them
+            peers = tuple(reversed(drafts))
+            drafts.append(Draft(rank, self.spec, now, self.rng, in_flight, group.ordinal + 1, group.layers, peers))
+        drafts.reverse()
+        for draft in drafts:
+            self.policy.fill(draft)
+            self._record(draft)
+        return drafts
 
     def _record(self, draft: Draft) -> None:
         for victim in draft.preempted:

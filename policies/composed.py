@@ -1,4 +1,4 @@
-"""The composed policy: small choices (budget, order, admission, victims, route, overlap) and the one way to join them.
+"""The composed policy: small choices (budget, order, admission, victims, route, ...) and the one way to join them.
 
 A budget says what a step is made of, as a sequence of phases; the other choices say who, where and at whose cost.
 A rule that does not fit this shape implements `playground.policy.Policy` itself.
@@ -17,6 +17,7 @@ from playground.draft import Draft, How
 from playground.policy import ClusterView
 from playground.sequence import Sequence, State
 from policies.admission import Always
+from policies.align import Free, Ready
 from policies.order import Fcfs
 from policies.overlap import Overlap
 from policies.placement import Static
@@ -111,6 +112,16 @@ class Route(Protocol):
     def __call__(self, request: RequestView, view: ClusterView) -> int | None: ...
 
 
+class Align(Protocol):
+    """May a rank in lockstep start prompts in this step? `ready`: could it. Asked once a draft, before its phases."""
+
+    def __call__(self, draft: Draft, ready: Ready) -> bool: ...
+
+    def check(self, spec: Spec) -> None:
+        """Refuse a backend on which it can do nothing; one line that says what to set."""
+        ...
+
+
 class Lanes(Protocol):
     """What runs at the same time: see `policies.overlap.Overlap`."""
 
@@ -151,6 +162,7 @@ class Composed:
     admission: Admission = field(default_factory=Always)
     victims: Victims = field(default_factory=LastArrived)
     route: Route = field(default_factory=RoundRobin)
+    align: Align = field(default_factory=Free)
     overlap: Lanes = field(default_factory=Overlap)
     placement: Placement = field(default_factory=Static)
 
@@ -158,6 +170,7 @@ class Composed:
         return self.route(request, view)
 
     def run_ahead(self, spec: Spec) -> int:
+        self.align.check(spec)
         self.placement.check(spec)
         return self.overlap.outstanding(spec)
 
@@ -178,14 +191,15 @@ class Composed:
         return FOREVER if max(rows, default=draft.tokens) <= steady(draft) else 0
 
     def fill(self, draft: Draft) -> None:
+        starts = self.align(draft, self._ready)
         for phase in self.budget.phases(draft):
-            self._carry_out(phase, draft)
+            self._carry_out(phase, draft, starts)
         if draft.empty and draft.wake_at == inf and not _in_flight(draft):
-            self._keep_moving(draft)
+            self._keep_moving(draft, starts)
         if draft.layers and (layers := self.placement(draft)):
             draft.move_layers(layers)
 
-    def _carry_out(self, phase: Phase, draft: Draft) -> None:
+    def _carry_out(self, phase: Phase, draft: Draft, starts: bool) -> None:
         match phase:
             case Decodes(rows):
                 self._serve(draft, _first_rows(self.overlap.due(draft, draft.decoding), rows), FOREVER, 1)
@@ -194,7 +208,7 @@ class Composed:
             case Running(tokens, each):
                 self._serve(draft, self.overlap.due(draft, draft.due), tokens, each)
             case Admissions() if self.overlap.admits(draft):
-                self._admit(draft, phase)
+                self._admit(draft, phase, starts)
 
     # --- running sequences
 
@@ -244,12 +258,14 @@ class Composed:
 
     # --- waiting sequences
 
-    def _admit(self, draft: Draft, phase: Admissions) -> None:
+    def _admit(self, draft: Draft, phase: Admissions, starts: bool) -> None:
         if not draft.waiting:
             return
         left, rows = min(phase.tokens, draft.tokens_left), phase.rows
         for sequence in self.order(draft):
             if left <= 0 or rows <= 0 or draft.seats < 1:
+                return
+            if not starts and sequence.state is State.WAITING:
                 return
             placed = self._start(draft, sequence, phase, left)
             if placed is None:
@@ -273,9 +289,20 @@ class Composed:
             return None
         return draft.take(sequence, tokens, self.overlap.lane(sequence)) or None
 
+    def _ready(self, draft: Draft) -> bool:
+        """Whether the first in the queue could start now, were there a budget for it."""
+        if not draft.waiting or draft.seats < 1:
+            return False
+        head = next(iter(self.order(draft)), None)
+        if head is None or head.state is not State.WAITING or _must_wait(draft, head):
+            return False
+        hit = draft.prefix_hit(head)
+        tokens = min(head.remaining - hit, draft.tokens_left)
+        return draft.blocks_needed(head, hit + tokens) <= draft.blocks_free and self.admission(draft, head, tokens)
+
     # --- progress
 
-    def _keep_moving(self, draft: Draft) -> None:
+    def _keep_moving(self, draft: Draft, starts: bool) -> None:
         if draft.running:
             oldest, *others = sorted(draft.running, key=_age)
             while draft.room(oldest) < 1 and others:
@@ -284,7 +311,7 @@ class Composed:
         elif (head := next(iter(self.order(draft)), None)) is not None:
             if head.state is State.SWAPPED:
                 draft.swap_in(head)
-            else:
+            elif starts:
                 draft.take(head, head.remaining, self.overlap.lane(head))
 
 

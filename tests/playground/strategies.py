@@ -13,6 +13,7 @@ from playground.scheduler import Scheduler
 from playground.sim.cost import Linear
 from playground.workload.source import OpenLoop
 from policies.admission import Always, FullPrompt, MaxLength, Watermark
+from policies.align import Free, PrefillDelayer
 from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThrottling, TokenThrottling2025, Unified
 from policies.composed import Composed
 from policies.inflight import InFlight
@@ -32,11 +33,17 @@ class Composition:
     victims: Any = LastArrived()  # noqa: RUF009
     run_ahead: int = 1
     route: str = "round robin"
+    delay: tuple[int, float] | None = None
+    """Of prompts of ranks in lockstep, and the watermark."""
 
     def policy(self) -> Composed:
-        overlap = Overlap(self.run_ahead)
         return Composed(
-            self.budget, admission=self.admission, victims=self.victims, route=ROUTES[self.route](), overlap=overlap
+            self.budget,
+            admission=self.admission,
+            victims=self.victims,
+            route=ROUTES[self.route](),
+            align=PrefillDelayer(*self.delay) if self.delay else Free(),
+            overlap=Overlap(self.run_ahead),
         )
 
 
@@ -95,6 +102,7 @@ ADMISSIONS = st.one_of(
     st.just(MaxLength()),
 )
 VICTIMS = st.builds(lambda kind, how: kind(how), st.sampled_from([LastArrived, Largest]), st.sampled_from(list(How)))
+DELAYS = st.one_of(st.none(), st.tuples(st.sampled_from([1, 2, 5, 30]), st.sampled_from([0.0, 0.3])))
 COMPOSITIONS = st.builds(Composition, BUDGETS, ADMISSIONS, VICTIMS, st.integers(1, 3), st.sampled_from(sorted(ROUTES)))
 
 # --- devices
@@ -176,12 +184,15 @@ REPORTS = st.sampled_from(
 def scenarios(draw, composition: st.SearchStrategy[Composition] = COMPOSITIONS, **spec: Any) -> Scenario:
     drawn = draw(specs(**spec))
     workload = draw(workloads(drawn))
+    composed = draw(composition)
+    if drawn.lockstep and drawn.ranks > 1:
+        composed = replace(composed, delay=draw(DELAYS))
     anybody = st.integers(0, len(workload) - 1)
     aborts = draw(st.one_of(st.just([]), st.lists(st.tuples(TIMES, anybody), min_size=1, max_size=3)))
     return Scenario(
         drawn,
         workload,
-        draw(composition),
+        composed,
         tuple((max(at, workload[id].arrival), id) for at, id in aborts),
         draw(COSTS),
         draw(st.sampled_from(["front", "back"])),
