@@ -19,7 +19,8 @@ from engine.config import DecoderConfig
 from engine.kv import KvPool
 from engine.models.mla import LatentAttention
 from engine.models.moe import Mixture, Trip
-from engine.models.passing import Passing, Pending, finished
+from engine.models.passing import Passing, Pending, finished, in_turns
+from engine.overlap import NONE, Overlap
 from engine.rope import frequencies
 from engine.weights import ExpertWeights, LayerWeights, Weights
 from kernels import reference
@@ -42,7 +43,7 @@ class Inputs:
     """Tokens whose successor is wanted, as indices into the batch, int64; None: all."""
     pages: PagedBatch | DeviceBatch
     pooled: tuple[int, ...] = ()
-    """Tokens of every replica whose experts are shared with this one's, in this pass; T's own are among them."""
+    """Tokens of every replica whose experts are shared with this one's, in this pass; without any all have as many."""
 
 
 class Place(Protocol):
@@ -77,9 +78,11 @@ class Exchange(Protocol):
 
     held: Tensor
     """Where each of the model's experts is in this rank's weights, -1: elsewhere; int32."""
+    replicas: int
+    """With tokens of their own."""
 
-    def of(self, tokens: Sequence[int]) -> Trip:
-        """For a pass of so many tokens on each replica."""
+    def of(self, tokens: Sequence[int], beside: bool) -> Trip:
+        """For a pass of so many tokens on each replica, whose exchanges go on `beside` what is computed, or do not."""
         ...
 
 
@@ -104,6 +107,8 @@ class Part:
     """Of the model's experts in this rank's weights, see `Exchange`; None: all of them, or parts of all."""
     before: Neighbour | None = None
     after: Neighbour | None = None
+    overlap: Overlap = NONE
+    """Of its exchanges with what it computes. Whose batch is halved for that says who calls it."""
 
 
 WHOLE = Part()
@@ -147,40 +152,62 @@ class Decoder:
     def device(self) -> torch.device:
         return self._example.device
 
-    def __call__(self, inputs: Inputs, pool: KvPool) -> Tensor:
-        """Logits of the wanted rows, [rows, vocabulary], in the model's dtype; [0, vocabulary] unless `part.last`."""
+    def __call__(self, inputs: Inputs, pool: KvPool, later: Inputs | None = None) -> Tensor:
+        """Logits of the wanted rows, [rows, vocabulary], in the model's dtype; [0, vocabulary] unless `part.last`.
+
+        `later`: see `body`.
+        """
         x = None
         if (before := self.part.before) is not None:
-            x = before.receive(self._example.new_empty(len(inputs.tokens), self.shape.hidden))
-        found = self.body(inputs, pool, x)
+            count = len(inputs.tokens) + (0 if later is None else len(later.tokens))
+            x = before.receive(self._example.new_empty(count, self.shape.hidden))
+        found = self.body(inputs, pool, x, later)
         if self.part.after is None:
             return found
         self.part.after.send(found)
         return found.new_empty(0, self.shape.vocabulary)
 
-    def body(self, inputs: Inputs, pool: KvPool, x: Tensor | None) -> Tensor:
+    def body(self, inputs: Inputs, pool: KvPool, x: Tensor | None, later: Inputs | None = None) -> Tensor:
         """From hidden states [T, hidden] (None on the first stage: it has tokens) to those of the next stage.
 
-        Of the last stage: logits of the wanted rows. May overwrite x.
+        Of the last stage: logits of the wanted rows. May overwrite x. `later` is another batch, computed by turns with
+        this one and behind it in every layer; x and what is found are this one's, then that one's.
         """
-        return finished(self.passing(inputs, pool, x))
+        if later is None:
+            most = max(inputs.pooled, default=len(inputs.tokens))
+            return finished(self.passing(inputs, pool, x, self.part.overlap.hides_way(most)))
+        edge = len(inputs.tokens)
+        first, second = (None, None) if x is None else (x[:edge], x[edge:])
+        return torch.cat(in_turns(self.passing(inputs, pool, first, True), self.passing(later, pool, second, True)))
 
-    def passing(self, inputs: Inputs, pool: KvPool, x: Tensor | None) -> Passing:
-        """The same, stopping where it exchanges with other ranks."""
+    def passing(self, inputs: Inputs, pool: KvPool, x: Tensor | None, beside: bool) -> Passing:
+        """The same, stopping where it exchanges with other ranks; tokens travel `beside` what is computed, or not.
+
+        Of a team's rank it stops as often without tokens as with some, so that two passes exchange by the same turns
+        on all ranks.
+        """
         part, busy = self.part, len(inputs.tokens) > 0  # without tokens of its own a rank serves others'
-        trip = part.exchange.of(inputs.pooled or (len(inputs.tokens),)) if part.exchange else None
+        trip = None if part.exchange is None else _trip(part.exchange, inputs, beside)
         attend = self._attention.of(inputs.pages, inputs.positions, inputs.slots) if busy else None
         x = self._embed(inputs.tokens) if x is None else x  # [T, hidden]; every layer adds to it in place
         for index, (layer, kv) in enumerate(zip(self._layers, pool.layers, strict=True)):
             if attend is not None:
                 x = yield from layer.out(attend(index, x, kv), x, trip)
+            elif part.team is not None:
+                yield
             if attend is not None or layer.meets:
                 x = yield from layer.mlp(x, x, trip)
+            elif part.team is not None:
+                yield
         if not part.last:
             return x
         if not busy:
             return x.new_empty(0, self.config.shape.vocabulary)
         return self._head(x if inputs.rows is None else x.index_select(0, inputs.rows))
+
+
+def _trip(exchange: Exchange, inputs: Inputs, beside: bool) -> Trip:
+    return exchange.of(inputs.pooled or (len(inputs.tokens),) * exchange.replicas, beside)
 
 
 def _embedding(table: Tensor | None, ops: Ops, team: Team | None) -> Callable[[Tensor], Tensor]:
@@ -231,6 +258,23 @@ def _summed(share: Callable[[Tensor], Tensor], team: Team) -> Half:
         summing = team.add_sum(share(y), x)
         yield
         return summing()
+
+    return passing
+
+
+def _projected(product: Callable[[Tensor], Tensor], team: Team, overlap: Overlap) -> Half:
+    """A product of which every rank of a team has a share: whole, or in chunks of rows, each summed by itself."""
+    whole = _summed(product, team)
+
+    def passing(y: Tensor, x: Tensor, trip: Trip | None) -> Passing:
+        if (parts := overlap.parts(len(y))) == 1:
+            return (yield from whole(y, x, trip))
+        rows = zip(y.tensor_split(parts), x.tensor_split(parts), strict=True)
+        summing = [team.add_sum(product(some), to) for some, to in rows]
+        yield
+        for one in summing:
+            one()
+        return x
 
     return passing
 
@@ -313,21 +357,24 @@ class _Stepwise:
 
 
 def _layer(weights: LayerWeights, ops: Ops, config: DecoderConfig, part: Part) -> _Layer:
-    out = _own(ops.add_linear(*weights.out)) if part.team is None else _summed(ops.linear(*weights.out), part.team)
+    if part.team is None:
+        out = _own(ops.add_linear(*weights.out))
+    else:
+        out = _projected(ops.linear(*weights.out), part.team, part.overlap)
     if weights.experts is None:
-        return _Layer(out, _mlp(weights, ops, config, part.team), meets=False)
+        return _Layer(out, _mlp(weights, ops, config, part), meets=False)
     return _Layer(out, _mixture(weights, weights.experts, ops, config, part), meets=part.exchange is not None)
 
 
-def _mlp(weights: LayerWeights, ops: Ops, config: DecoderConfig, team: Team | None) -> Half:
+def _mlp(weights: LayerWeights, ops: Ops, config: DecoderConfig, part: Part) -> Half:
     if weights.gate_up is None or weights.down is None:
         raise ValueError("a layer has neither an MLP nor experts")
     inner = ops.norm_gated(weights.mlp_norm, config.rms_eps, *weights.gate_up)
-    if team is None:
+    if part.team is None:
         add = ops.add_linear(*weights.down)
         return _own(lambda y, x: add(inner(y), x))
-    share = ops.linear(*weights.down)
-    return _summed(lambda y: share(inner(y)), team)
+    last = _projected(ops.linear(*weights.down), part.team, part.overlap)
+    return lambda y, x, trip: last(inner(y), x, trip)
 
 
 def _mixture(weights: LayerWeights, experts: ExpertWeights, ops: Ops, config: DecoderConfig, part: Part) -> Half:
@@ -352,9 +399,9 @@ def _travelling(mixture: Mixture, normed: Callable[[Tensor], Tensor], team: Team
         if trip is None:
             raise ValueError("trip=None: tokens have to get to their experts")
         share = yield from mixture.passing(normed(y), trip)
-        if team is None or not len(x):
+        if team is None:
             return x.add_(share)
-        summing = team.add_sum(share, x)
+        summing = team.add_sum(share, x) if len(x) else lambda: x
         yield
         return summing()
 

@@ -12,33 +12,39 @@ from torch import Tensor
 
 from engine.models.decoder import Exchange, Part
 from engine.models.passing import Pending
-from engine.parallel.exchange import AllToAll, Gathering, Group, check_exchange, where
+from engine.overlap import NONE, Overlap
+from engine.parallel.beside import beside
+from engine.parallel.exchange import AllToAll, Gathering, Group, Run, at_once, check_exchange, where
 from engine.parallel.layout import Layout, Place
 
 
 class Team:
     """The tensor-parallel ranks of one stage."""
 
-    def __init__(self, rank: int, size: int, group: Any) -> None:
+    def __init__(self, rank: int, size: int, group: Any, run: Run[Any] = at_once) -> None:
         self.rank = rank
         self.size = size
         self._group = group
+        self._run = run
 
     def add_sum(self, partial: Tensor, x: Tensor) -> Pending[Tensor]:
         """x + the sum of all ranks' partials, both [T, hidden]; overwrites both, and gives x."""
-        dist.all_reduce(partial, group=self._group)
-        x.add_(partial)
-        return lambda: x
+        summing = self._run(lambda: self._reduced(partial))
+        return lambda: x.add_(summing())
 
     def sum(self, x: Tensor) -> None:
         """Over all ranks, in place."""
-        dist.all_reduce(x, group=self._group)
+        self._run(lambda: self._reduced(x))()
 
     def gather(self, x: Tensor) -> Tensor:
         """[rows, width] of every rank side by side, [rows, size * width], the same on all of them."""
-        parts = x.new_empty(self.size, *x.shape)
-        dist.all_gather(list(parts.unbind(0)), x.contiguous(), group=self._group)
+        own, parts = x.contiguous(), x.new_empty(self.size, *x.shape)
+        self._run(lambda: dist.all_gather(list(parts.unbind(0)), own, group=self._group))()
         return parts.transpose(0, 1).flatten(1)  # of no rows, too
+
+    def _reduced(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x, group=self._group)
+        return x
 
 
 class Neighbour:
@@ -61,7 +67,13 @@ class Neighbour:
 
 
 def join(
-    layout: Layout, rank: int, method: str, device: torch.device, patience: float, experts: int | None = None
+    layout: Layout,
+    rank: int,
+    method: str,
+    device: torch.device,
+    patience: float,
+    experts: int | None = None,
+    overlap: Overlap = NONE,
 ) -> Part:
     """Meet all other ranks at `method` (tcp://HOST:PORT or file://PATH), and know those that a pass speaks to.
 
@@ -72,14 +84,16 @@ def join(
     dist.init_process_group(
         backend, init_method=method, rank=rank, world_size=layout.ranks, timeout=timedelta(seconds=patience)
     )
+    run = at_once if overlap == NONE else beside(device)
     return Part(
         first=place.stage == 0,
         last=place.stage == layout.stages - 1,
-        team=_team(layout, place),
-        exchange=_exchange(layout, place, experts, device) if experts else None,
+        team=_team(layout, place, run),
+        exchange=_exchange(layout, place, experts, device, run) if experts else None,
         held=where(layout.held(place, experts), experts, device) if experts else None,
         before=_neighbour(layout, place, -1),
         after=_neighbour(layout, place, 1),
+        overlap=overlap,
     )
 
 
@@ -89,7 +103,7 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _team(layout: Layout, place: Place) -> Team | None:
+def _team(layout: Layout, place: Place, run: Run[Any]) -> Team | None:
     if layout.tp == 1:
         return None
     teams = [
@@ -97,10 +111,10 @@ def _team(layout: Layout, place: Place) -> Team | None:
         for replica in range(layout.replicas)
         for stage in range(layout.stages)
     ]
-    return Team(*_among(layout, place, teams))
+    return Team(*_among(layout, place, teams), run)
 
 
-def _exchange(layout: Layout, place: Place, experts: int, device: torch.device) -> Exchange | None:
+def _exchange(layout: Layout, place: Place, experts: int, device: torch.device, run: Run[Any]) -> Exchange | None:
     """None: a team's ranks have all of their tokens, and nobody else's."""
     check_exchange(layout.exchange, layout.ep, layout.sharing)
     held, padded = where(layout.held(place, experts), experts, device), layout.exchange.startswith("padded")
@@ -110,11 +124,11 @@ def _exchange(layout: Layout, place: Place, experts: int, device: torch.device) 
             sharing = [[Place(r, stage, t) for r in replicas for t in tp_ranks] for stage in range(layout.stages)]
         else:
             sharing = [[Place(r, stage, t) for t in tp_ranks] for r in replicas for stage in range(layout.stages)]
-        return AllToAll(_among(layout, place, sharing), layout.tp, held, padded)
+        return AllToAll(_among(layout, place, sharing), layout.tp, held, padded, run)
     if not layout.lockstep:
         return None
     alike = [[Place(r, stage, t) for r in replicas] for stage in range(layout.stages) for t in tp_ranks]
-    return Gathering(_among(layout, place, alike), held, padded)
+    return Gathering(_among(layout, place, alike), held, padded, run)
 
 
 def _among(layout: Layout, place: Place, teams: list[list[Place]]) -> Group:

@@ -31,6 +31,10 @@ Run = Callable[[Callable[[], T]], Pending[T]]
 """Carries out an exchange: at once, or beside what is computed until its result is asked for."""
 
 
+# torch 2.13 warns of the name that 2.11 has.
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 class Group(NamedTuple):
     """Some ranks, and which of them this one is."""
 
@@ -45,6 +49,11 @@ def at_once(exchange: Callable[[], T]) -> Pending[T]:
     return lambda: result
 
 
+def in_line(run: Run[T]) -> Run[T]:
+    """In order with what `run` carries out, and waited for as soon as it begins."""
+    return lambda exchange: at_once(run(exchange))
+
+
 def where(held: Held, experts: int, device: torch.device) -> Tensor:
     """Where each of the model's experts is in a rank's weights, -1: elsewhere; the last entry is `NOBODY`'s."""
     places = torch.full((experts + 1,), -1, dtype=torch.int32)
@@ -57,14 +66,14 @@ class Gathering:
 
     def __init__(self, replicas: Group, held: Tensor, padded: bool, run: Run[Any] = at_once) -> None:
         """`replicas`: the ranks with the same tensor-parallel rank and stage."""
-        self.held = held
+        self.held, self.replicas = held, replicas.size
         self._replicas, self._padded, self._run = replicas, padded, run
 
-    def of(self, tokens: Sequence[int]) -> Trip:
-        """For a pass of so many tokens on each replica."""
-        most = max(tokens)
+    def of(self, tokens: Sequence[int], beside: bool) -> Trip:
+        """For a pass of so many tokens on each replica, whose exchanges go on `beside` what is computed, or do not."""
+        most, run = max(tokens), self._run if beside else in_line(self._run)
         even = self._padded or min(tokens) == most
-        return _GatheredTrip(self._replicas, [most] * len(tokens) if even else tokens, even, self._run)
+        return _GatheredTrip(self._replicas, [most] * len(tokens) if even else tokens, even, run)
 
 
 class _GatheredTrip:
@@ -100,7 +109,7 @@ class _GatheredTrip:
         group = self._replicas.group
         if self._even:
             own = sums.new_empty(self._rows, sums.shape[1])
-            dist.reduce_scatter_tensor(own, sums, group=group)
+            reduce_scatter(own, sums, group=group)
             return own
         for rank, span in enumerate(self._spans):
             if span.stop > span.start:
@@ -113,14 +122,14 @@ class AllToAll:
 
     def __init__(self, ranks: Group, team: int, held: Tensor, padded: bool, run: Run[Any] = at_once) -> None:
         """`ranks`: all that share experts, of which `team` neighbours each have the same tokens."""
-        self.held = held
+        self.held, self.replicas = held, ranks.size // team
         self._ranks, self._team, self._padded, self._run = ranks, team, padded, run
         self._each = (len(held) - 1) // ranks.size
 
-    def of(self, tokens: Sequence[int]) -> Trip:
-        """For a pass of so many tokens on each replica."""
-        trip = _PaddedTrip if self._padded else _SortedTrip
-        return trip(self._ranks, self._team, self._each, -(-max(tokens) // self._team), self._run)
+    def of(self, tokens: Sequence[int], beside: bool) -> Trip:
+        """As `Gathering.of`."""
+        trip, run = _PaddedTrip if self._padded else _SortedTrip, self._run if beside else in_line(self._run)
+        return trip(self._ranks, self._team, self._each, -(-max(tokens) // self._team), run)
 
 
 class _PaddedTrip:

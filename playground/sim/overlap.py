@@ -10,6 +10,7 @@ from collections.abc import Callable
 from math import hypot
 from typing import NamedTuple
 
+from playground.halves import cut
 from playground.model import ModelShape
 from playground.sim.cost import Shape
 from playground.sim.device import Device
@@ -43,36 +44,20 @@ def in_chunks(product: float, reduce: float, chunks: int) -> float:
 
 
 def split(shape: Shape, threshold: float) -> tuple[Shape, Shape]:
-    """The two batches of a step: prompts first, in order, then decodes, cut where it halves the tokens.
-
-    A prompt in the middle goes to one side whole unless the smaller side then had less than `threshold` of the tokens;
-    then it is cut, and its later part sees the earlier one (SGLang's `tbo_token_distribution_threshold`). A side may
-    be empty.
-    """
-    middle, before = shape.tokens // 2, 0
-    for index, (_, length) in enumerate(shape.chunks):
-        if before + length > middle:
-            whole = before if middle - before <= before + length - middle else before + length
-            if min(whole, shape.tokens - whole) < threshold * shape.tokens:
-                return _cut(shape, index, middle - before, 0)
-            return _cut(shape, index + (whole > before), 0, 0)
-        before += length
-    return _cut(shape, len(shape.chunks), 0, middle - before)
-
-
-def _cut(shape: Shape, prompts: int, inside: int, rows: int) -> tuple[Shape, Shape]:
-    """Whole prompts, tokens of the next one, and rows besides prompts that the first side has."""
-    first, second = shape.chunks[:prompts], shape.chunks[prompts:]
-    if inside:
+    """The two batches of a step, cut as `halves.cut` says. A side may be empty."""
+    lengths = [length for _, length in shape.chunks]
+    all_rows = shape.tokens - sum(lengths)
+    place = cut(lengths, all_rows, threshold)
+    first, second = shape.chunks[: place.prompts], shape.chunks[place.prompts :]
+    if place.inside:
         (start, length), *others = second
-        first = (*first, (start, inside))
-        second = ((start + inside, length - inside), *others)
-    all_rows = shape.tokens - sum([length for _, length in shape.chunks])
-    share = rows / all_rows if all_rows else 0.0
+        first = (*first, (start, place.inside))
+        second = ((start + place.inside, length - place.inside), *others)
+    share = place.rows / all_rows if all_rows else 0.0
     decodes, context = round(shape.decodes * share), round(shape.decode_context * share)
-    sampled = min(shape.sampled, decodes + min(max(shape.sampled - shape.decodes, 0), prompts))
-    later = (all_rows - rows, shape.decodes - decodes, shape.decode_context - context, shape.sampled - sampled)
-    return _side(shape, first, rows, decodes, context, sampled), _side(shape, second, *later)
+    sampled = min(shape.sampled, decodes + min(max(shape.sampled - shape.decodes, 0), place.prompts))
+    later = (all_rows - place.rows, shape.decodes - decodes, shape.decode_context - context, shape.sampled - sampled)
+    return _side(shape, first, place.rows, decodes, context, sampled), _side(shape, second, *later)
 
 
 def _side(
