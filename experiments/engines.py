@@ -27,6 +27,7 @@ class Engine:
     a CPU, auto elsewhere); `kernels` names implementations by operation where the fastest is not wanted. On
     `device=cuda`: `cuda_graphs` for steps of nothing but decodes, and the share of the memory to use. `patience`:
     seconds after which a rank that does not answer is an error (`parallel.{stages,tp,replicas}`; docs/parallel.md).
+    `share_gpus`: ranks may outnumber GPUs, for tests and development.
     """
 
     checkpoint: str | None = None
@@ -36,6 +37,7 @@ class Engine:
     cuda_graphs: bool = True
     gpu_memory_utilization: float = 0.9
     patience: float = 120.0
+    share_gpus: bool = False
     real_time: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -101,6 +103,7 @@ class Engine:
             kernels=self.kernels,
             sizes=sizes | self._manners(),
             patience=self.patience,
+            share_gpus=self.share_gpus,
         )
         return ParallelBackend(config, hire)
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.models.decoder import Exchange, Part
+from engine.models.decoder import Neighbour as AnyNeighbour
 from engine.models.passing import Pending
 from engine.overlap import NONE, Overlap
 from engine.parallel.beside import beside
@@ -74,25 +75,28 @@ def join(
     patience: float,
     experts: int | None = None,
     overlap: Overlap = NONE,
+    share_gpus: bool = False,
 ) -> Part:
     """Meet all other ranks at `method` (tcp://HOST:PORT or file://PATH), and know those that a pass speaks to.
 
     `patience`: seconds after which a rank that does not answer is an error. `experts`: how many the model has.
+    `share_gpus`: several ranks may be on one GPU, where NCCL refuses to work.
     """
     place = layout.place(rank)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "nccl" if device.type == "cuda" and not share_gpus else "gloo"
     dist.init_process_group(
         backend, init_method=method, rank=rank, world_size=layout.ranks, timeout=timedelta(seconds=patience)
     )
     run = at_once if overlap == NONE else beside(device)
+    before, after = _neighbours(layout, rank, device, patience, share_gpus)
     return Part(
         first=place.stage == 0,
         last=place.stage == layout.stages - 1,
         team=_team(layout, place, run),
         exchange=_exchange(layout, place, experts, device, run) if experts else None,
         held=where(layout.held(place, experts), experts, device) if experts else None,
-        before=_neighbour(layout, place, -1),
-        after=_neighbour(layout, place, 1),
+        before=before,
+        after=after,
         overlap=overlap,
     )
 
@@ -142,6 +146,17 @@ def _among(layout: Layout, place: Place, teams: list[list[Place]]) -> Group:
     return mine
 
 
-def _neighbour(layout: Layout, place: Place, step: int) -> Neighbour | None:
-    stage = place.stage + step
-    return Neighbour(layout.rank(place._replace(stage=stage))) if 0 <= stage < layout.stages else None
+def _neighbours(
+    layout: Layout, rank: int, device: torch.device, patience: float, share_gpus: bool
+) -> tuple[AnyNeighbour | None, AnyNeighbour | None]:
+    """The stages before and after."""
+    if device.type == "cuda":
+        from engine.cuda.neighbour import neighbours
+
+        return neighbours(layout, rank, device, patience, share_gpus)
+    place = layout.place(rank)
+    stages = (place.stage - 1, place.stage + 1)
+    before, after = (
+        Neighbour(layout.rank(place._replace(stage=stage))) if 0 <= stage < layout.stages else None for stage in stages
+    )
+    return before, after

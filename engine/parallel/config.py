@@ -19,7 +19,9 @@ class WorkerConfig:
     `path` is a checkpoint's folder, with `weights=random` any model's shape as `engine.load.random_model` takes it;
     `device` is cpu or cuda, of which each rank of a host takes another one. `sizes` are the backend's keywords.
     `rendezvous` is where ranks meet that compute together: tcp://HOST:PORT, or file://PATH on one host. `patience`:
-    seconds after which one that does not come, or does not answer in the middle of a step, is an error.
+    seconds after which one that does not come, or does not answer in the middle of a step, is an error. `share_gpus`:
+    ranks take turns on the GPUs that there are, for tests and development; give `blocks`, since each would take most of
+    the memory for itself.
     """
 
     path: str
@@ -32,6 +34,7 @@ class WorkerConfig:
     kernels: Mapping[str, str] | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict)
     patience: float = 120.0
+    share_gpus: bool = False
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:

@@ -195,7 +195,7 @@ def make_backend(config: WorkerConfig, seat: Seat) -> Hosted:
     torch.set_num_threads(max(_cores() // seat.local_size, 1))
     # Ranks meet where they are told: with this set, tcp:// would mean that torchrun's agent is there already.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    layout, device = config.layout, _device(config.device, seat)
+    layout, device = config.layout, _device(config, seat)
     together = layout.tp * layout.stages > 1 or layout.lockstep
     part = _joined(config, seat, torch.device(device)) if together else WHOLE
     share = Share(layout, layout.place(seat.rank), part) if together else LONE
@@ -218,18 +218,21 @@ def _joined(config: WorkerConfig, seat: Seat, device: torch.device) -> Part:
 
     experts = find_config(config.path).shape.experts
     many = None if experts is None else experts.count
-    return join(config.layout, seat.rank, config.rendezvous, device, config.patience, many)
+    return join(
+        config.layout, seat.rank, config.rendezvous, device, config.patience, many, share_gpus=config.share_gpus
+    )
 
 
-def _device(kind: str, seat: Seat) -> str:
-    if kind == "cpu":
-        return kind
+def _device(config: WorkerConfig, seat: Seat) -> str:
+    if config.device == "cpu":
+        return config.device
     import torch
 
-    if seat.local_size > (count := torch.cuda.device_count()):
+    if seat.local_size > (count := torch.cuda.device_count()) and not (config.share_gpus and count):
         raise EngineError(f"parallel: {seat.local_size} ranks on a host with {count} GPUs; take fewer ranks, or hosts")
-    torch.cuda.set_device(seat.local_rank)
-    return f"cuda:{seat.local_rank}"
+    number = seat.local_rank % count
+    torch.cuda.set_device(number)
+    return f"cuda:{number}"
 
 
 def _cores() -> int:

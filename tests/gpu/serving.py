@@ -13,6 +13,7 @@ import torch
 from engine.cuda.backend import CudaBackend
 from engine.load import load_model
 from engine.models.decoder import Decoder
+from playground.backend import Backend
 from playground.core import Done, Request, Step
 from playground.draft import How
 from playground.loop import serve
@@ -73,7 +74,7 @@ def policy(tokens: int = 256, ahead: int = 1, how: How = How.RECOMPUTE) -> Compo
     return Composed(ChunkedPrefill(tokens), admission=Always(), victims=LastArrived(how), overlap=Overlap(ahead))
 
 
-def served(backend: CudaBackend, requests: Sequence[Request], rules: Composed, prefix_cache: bool = False) -> Collected:
+def served(backend: Backend, requests: Sequence[Request], rules: Composed, prefix_cache: bool = False) -> Collected:
     """All requests arrive now."""
     collected, now = Collected(), backend.now()
     source = OpenLoop([replace(request, arrival=now) for request in requests])
