@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
 from itertools import combinations
 
+import numpy as np
+
 Row = Mapping[str, Hashable]
-Met = tuple[Hashable, ...]
 
 
 def covering(rows: Sequence[Row], apart: Collection[frozenset[str]] = ()) -> list[int]:
     """Places of rows in which every pair of values occurs that occurs in any row; the same ones at every call.
 
-    Greedy: the row with most new pairs, of equal ones the first. Two columns of `apart` need not meet. All rows have
-    the same columns.
+    Greedy: the row with most new pairs, of equal ones the first. Two columns of `apart` need not meet, but all their
+    values occur. All rows have the same columns.
     """
-    columns = [(name,) for name in rows[0]]
-    columns += [both for both in combinations(rows[0], 2) if frozenset(both) not in apart]
-    met = [meetings(row, columns) for row in rows]
-    left = set().union(*met)
-    # A row never gains new pairs, so an old count is a bound, and most rows are never looked at again.
-    heap = [(-len(found), place) for place, found in enumerate(met)]
-    heapify(heap)
+    columns = {name: _numbered([row[name] for row in rows]) for name in rows[0]}
+    meetings = [*columns.values()]
+    for one, two in combinations(columns, 2):
+        if frozenset({one, two}) not in apart:
+            meetings.append(columns[one] * (columns[two].max() + 1) + columns[two])
+    ends = np.cumsum([0, *[meeting.max() + 1 for meeting in meetings]])
+    met = np.stack(meetings, 1) + ends[:-1]  # [rows, meetings]: every value and pair has a number of its own
+    left = np.zeros(ends[-1], dtype=bool)
+    left[met] = True
     chosen = []
-    while left:
-        _, place = heappop(heap)
-        new = met[place] & left
-        if heap and (-len(new), place) > heap[0]:
-            heappush(heap, (-len(new), place))
-            continue
-        chosen.append(place)
-        left -= new
+    while left.any():
+        chosen.append(int(left[met].sum(1).argmax()))
+        left[met[chosen[-1]]] = False
     return chosen
 
 
-def meetings(row: Row, columns: Sequence[tuple[str, ...]]) -> set[Met]:
-    """What a row has in these columns and pairs of columns, with their names."""
-    return {(names, *[row[name] for name in names]) for names in columns}
+def _numbered(values: Sequence[Hashable]) -> np.ndarray:
+    seen: dict[Hashable, int] = {}
+    return np.array([seen.setdefault(value, len(seen)) for value in values])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product, starmap
+from itertools import product
 from math import inf
 from pathlib import Path
 from random import Random
@@ -20,6 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 
 from engine.backend import TorchBackend
+from engine.config import find_config
 from engine.load import load_model
 from engine.parallel.backend import ParallelBackend
 from engine.parallel.config import WorkerConfig
@@ -51,8 +52,14 @@ LAYOUTS: Mapping[str, Layout] = {
     "tp2_pp2_uneven": Layout(stages=2, tp=2, layers=(1, 3)),
     "tp2_dp2": Layout(tp=2, replicas=2),
     "pp2_dp2": Layout(stages=2, replicas=2),
+    "tp2_ep2": Layout(tp=2, ep=2),
+    "tp2_ep2_a2a": Layout(tp=2, ep=2, exchange="all_to_all"),
+    "tp4_ep2": Layout(tp=4, ep=2),
+    "tp4_ep4_a2a": Layout(tp=4, ep=4, exchange="padded_all_to_all"),
+    "tp2_pp2_ep2": Layout(tp=2, stages=2, ep=2),
+    "tp2_dp2_ep2": Layout(tp=2, replicas=2, ep=2, exchange="all_to_all"),
 }
-"""All up to four ranks; three do not share the tiny models' eight heads. None moves layers or pools tokens."""
+"""All up to four ranks; three do not share the tiny models' eight heads."""
 
 MODELS = ("llama", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "deepseek-v2", "deepseek-v3")
 
@@ -119,19 +126,26 @@ def row(layout: str, model: str, case: Case) -> dict[str, Any]:
         "tensor": chosen.tp > 1,
         "replicas": chosen.replicas > 1,
         "uneven": bool(chosen.layers),
+        "ep": chosen.ep > 1,
+        "lockstep": chosen.lockstep,
     }
     return {"layout": layout, "model": model, **kinds, **case._asdict()}
 
 
-def makes_sense(layout: str, case: Case) -> bool:
-    """A pipeline's tokens come back before they can be an input, so nothing runs ahead of them there."""
-    return case.ahead == 1 or LAYOUTS[layout].stages == 1
+def models(layout: str) -> list[str]:
+    """Those that a layout can share."""
+    ep = LAYOUTS[layout].ep
+    counts = {model: find_config(tiny(model)).shape.experts for model in MODELS}
+    return [model for model, experts in counts.items() if ep == 1 or (experts and experts.count % ep == 0)]
 
 
 def cases(layout: str, policy: str) -> list[Case]:
-    """All ways to serve with a policy on a layout."""
-    ways = product((policy,), BLOCKS, WAYS, CACHES, AHEAD)
-    return [case for case in starmap(Case, ways) if makes_sense(layout, case)]
+    """All ways to serve with a policy on a layout.
+
+    A pipeline's tokens come back before they can be an input, so nothing runs ahead of them there.
+    """
+    ahead = AHEAD if LAYOUTS[layout].stages == 1 else AHEAD[:1]
+    return [Case(*chosen) for chosen in product((policy,), BLOCKS, WAYS, CACHES, ahead)]
 
 
 @cache

@@ -11,7 +11,6 @@ from tests.engine.parallel.covering import covering
 from tests.engine.parallel.layouts import (
     AHEAD,
     LAYOUTS,
-    MODELS,
     POLICIES,
     RESERVING,
     Case,
@@ -20,12 +19,12 @@ from tests.engine.parallel.layouts import (
     cases,
     crew,
     difference,
+    models,
     row,
 )
 
-ALL = [
-    (layout, model, case) for layout in LAYOUTS for model in MODELS for name in POLICIES for case in cases(layout, name)
-]
+CREWS = [(layout, model) for layout in LAYOUTS for model in models(layout)]
+ALL = [(*chosen, case) for chosen in CREWS for name in POLICIES for case in cases(chosen[0], name)]
 ROWS = [row(*chosen) for chosen in ALL]
 APART = {frozenset({"layout", column}) for column in ROWS[0]} | {frozenset({"model", "policy"})}
 """A layout need only occur. Models and policies know nothing of each other: 56 pairs, and 24 without them."""
@@ -72,8 +71,7 @@ def test_one_rank_that_runs_short(policy: str, kv: str, ahead: int) -> None:
 
 @pytest.mark.product
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "model"), CREWS)
 def test_everything(layout: str, model: str, policy: str, get: Get) -> None:
     wrong = [
         told for case in cases(layout, policy) if (told := difference(model, case, get(layout, model).serve(case)))
