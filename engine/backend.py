@@ -20,7 +20,8 @@ import torch
 from engine.errors import EngineError, StepFailed
 from engine.kv import KvPool, block_bytes
 from engine.models.decoder import Decoder
-from engine.runner import Pools, Runner
+from engine.pooled import ALONE, Pooled
+from engine.runner import Pools, Runner, in_order
 from playground.core import Done, Request, Spec, Step
 
 MEMORY_SHARE = 0.25
@@ -77,12 +78,12 @@ class TorchBackend:
             self.start()
         return self._clock()
 
-    def launch(self, step: Step) -> None:
-        """Queue a step for the worker."""
+    def launch(self, step: Step, pooled: Pooled = ALONE) -> None:
+        """Queue a step for the worker; of a step that others take part in, all lanes come back."""
         launched = self.now()
         with self._changed:
-            self._due += len(step.lanes)
-        future = self._worker.submit(self._carry_out, step, launched)
+            self._due += len(pooled or step.lanes)
+        future = self._worker.submit(self._carry_out, step, pooled, launched)
         future.add_done_callback(partial(self._note_failure, step.id))
 
     def learn(self, tokens: Iterable[tuple[int, int, int]]) -> None:
@@ -129,17 +130,17 @@ class TorchBackend:
 
     # --- on the worker
 
-    def _carry_out(self, step: Step, launched: float) -> None:
+    def _carry_out(self, step: Step, pooled: Pooled, launched: float) -> None:
         if self._failure is not None:
             return  # what an earlier step did not compute, this one would build upon
         self._runner.begin(step)
-        for lane in self._runner.lanes(step):
-            self._carry_out_lane(step, lane, launched)
+        for lane in in_order(pooled or step.lanes):
+            self._carry_out_lane(step, lane, pooled.get(lane, ()), launched)
         self._runner.end(step)
 
-    def _carry_out_lane(self, step: Step, lane: str, launched: float) -> None:
+    def _carry_out_lane(self, step: Step, lane: str, pooled: tuple[int, ...], launched: float) -> None:
         began = self._clock()
-        job = self._runner.prepare(step, lane)
+        job = self._runner.prepare(step, lane, pooled)
         started = self._clock()
         outcome = job()
         with self._changed:

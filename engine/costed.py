@@ -11,7 +11,7 @@ from math import inf
 
 from engine.backend import make_pools
 from engine.models.decoder import Decoder
-from engine.runner import Outcome, Runner
+from engine.runner import Outcome, Runner, in_order
 from playground.backend import Backend
 from playground.core import Done, Step
 
@@ -61,6 +61,6 @@ class CostedBackend:
     def _compute(self, step: Step) -> None:
         runner = self._runners[step.group]
         runner.begin(step)
-        for lane in runner.lanes(step):
+        for lane in in_order(step.lanes):
             self._outcomes[step.id, lane] = runner.prepare(step, lane)()
         runner.end(step)

@@ -6,8 +6,8 @@ the step before it sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +57,14 @@ Job = Callable[[], Outcome]
 """A lane's work with its inputs prepared: running it takes the device's time and nothing else."""
 
 
+def in_order(lanes: Iterable[str]) -> tuple[str, ...]:
+    """Lanes in the order they run: copies first, since what they bring may be wanted by a slice."""
+    return tuple(sorted(lanes, key=lambda lane: ORDER.get(lane, len(ORDER))))
+
+
+ORDER = {COPY_OUT: 0, COPY_IN: 1}
+
+
 class Runner:
     """The sequences of one group and the KV pools of its ranks."""
 
@@ -70,14 +78,9 @@ class Runner:
         for request in step.starts:
             self._sequences[request.id] = Sequence(request, self._model.shape.vocabulary)
 
-    def lanes(self, step: Step) -> tuple[str, ...]:
-        """Lanes in the order they run: copies first, since what they bring may be wanted by a slice."""
-        copies = tuple(lane for lane in (COPY_OUT, COPY_IN) if lane in step.lanes)
-        return copies + tuple(lane for lane in step.lanes if lane not in copies)
-
     @torch.inference_mode()
-    def prepare(self, step: Step, lane: str) -> Job:
-        """Everything of a lane that the host does."""
+    def prepare(self, step: Step, lane: str, pooled: tuple[int, ...] = ()) -> Job:
+        """Everything of a lane that the host does; `pooled`: tokens of all replicas that compute it together."""
         copies = [copy for copy in step.copies if copy.lane == lane]
         ranks: dict[int, list[Slice]] = {}
         for part in step.slices:
@@ -85,7 +88,9 @@ class Runner:
                 ranks.setdefault(part.rank, []).append(part)
         for copy in copies:
             self._move_table(copy)
-        batches = [self._batch(rank, slices) for rank, slices in ranks.items()]
+        batches = [self._batch(rank, slices, pooled) for rank, slices in ranks.items()]
+        if pooled and not batches:
+            batches = [Batch(0, self._nothing(pooled), [])]
         return lambda: self._run(copies, batches)
 
     def end(self, step: Step) -> None:
@@ -113,13 +118,13 @@ class Runner:
 
     # --- slices
 
-    def _batch(self, rank: int, slices: list[Slice]) -> Batch:
+    def _batch(self, rank: int, slices: list[Slice], pooled: tuple[int, ...]) -> Batch:
         size = self._pools[rank].device.block_size
         work = [self._placed(part, size) for part in slices]
         # Alike slices side by side: attention pads neighbours to one size.
         work.sort(key=lambda item: (item.part.length, item.part.start, item.part.sequence))
         sampled = [Row(sequence, part.start + part.length) for part, sequence in work if part.samples]
-        return Batch(rank, self._inputs(work, size), sampled)
+        return Batch(rank, replace(self._inputs(work, size), pooled=pooled), sampled)
 
     def _placed(self, part: Slice, block_size: int) -> Work:
         """Take in a slice's blocks. Where its inputs or blocks do not exist it would compute garbage in silence."""
@@ -155,6 +160,11 @@ class Runner:
             rows=moved(sampled),
             pages=PagedBatch(starts, lengths, moved(tables), block_size),
         )
+
+    def _nothing(self, pooled: tuple[int, ...]) -> Inputs:
+        """No tokens: others' want this rank's experts."""
+        none = torch.empty(0, dtype=torch.int64, device=self._model.device)
+        return Inputs(none, none, none, none, PagedBatch([], [], none[None], 1), pooled)
 
     @torch.inference_mode()
     def _run(self, copies: list[Copy], batches: list[Batch]) -> Outcome:

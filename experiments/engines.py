@@ -209,13 +209,21 @@ def layout_of(parallel: Parallel) -> Layout:
     """Which rank is where."""
     from engine.parallel.layout import Layout
 
-    return Layout(parallel.stages, parallel.tp, parallel.replicas, tuple(parallel.layers or ()))
+    return Layout(
+        parallel.stages,
+        parallel.tp,
+        parallel.replicas,
+        tuple(parallel.layers or ()),
+        lockstep=parallel.dp_attention,
+        ep=parallel.ep,
+        exchange=parallel.exchange,
+    )
 
 
 def _check_parallel(plan: Plan) -> None:
     """What the engine's ranks do not do yet."""
     parallel = plan.settings.parallel
-    undone = {"dp_attention": (False,), "ep": (1,), "spare_layers": (0,), "overlap": ("none", "lanes")}
+    undone = {"spare_layers": (0,), "overlap": ("none", "lanes"), "padding": ("graphs",)}
     for name, known in undone.items():
         if (value := getattr(parallel, name)) not in known:
             raise SettingError(

@@ -6,7 +6,7 @@ stages, each of a team of tensor-parallel ranks. What the last stage sampled goe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import accumulate, count
@@ -18,6 +18,7 @@ from typing import Any
 from engine.errors import EngineError, StepFailed
 from engine.parallel.config import WorkerConfig
 from engine.parallel.layout import Place
+from engine.parallel.lockstep import pooled, share
 from engine.parallel.supervise import Crew, Hire, Loss, Peer
 from engine.parallel.wire import DIALECT, Kind, Token, decode_report, encode_step, kind, plain, value
 from playground.core import COPY_IN, COPY_OUT, Done, Spec, Step
@@ -33,34 +34,45 @@ class Flight:
     step: Step
     lane: str
     launched: float
-    reports: dict[int, Done] = field(default_factory=dict)
+    replicas: Sequence[int]
+    """That take part."""
+    reports: dict[tuple[int, int], Done] = field(default_factory=dict)
+    """By replica and stage."""
 
-    def done(self, stages: int) -> Done:
-        """Of all stages; tokens are the last one's."""
-        parts = [self.reports[stage] for stage in range(stages)]
-        spans = self._spans(parts)
+    def missing(self, stages: int) -> tuple[int, int] | None:
+        """The first replica and stage of which there is no report."""
+        every = ((replica, stage) for stage in range(stages) for replica in self.replicas)
+        return next((one for one in every if one not in self.reports), None)
+
+    def done(self, free: list[float]) -> Done:
+        """Of all stages; tokens are the last one's. `free`: when each had done what came before, and now this."""
+        parts = [_together([self.reports[one, stage] for one in self.replicas]) for stage in range(len(free))]
+        spans = self._copied(parts) if self.lane in (COPY_IN, COPY_OUT) else self._computed(parts, free)
         return replace(
             parts[-1],
             launched=self.launched,
             started=spans[0][0],
             finished=max(finished for _, finished in spans),
             host=parts[0].host,
-            stages=spans if stages > 1 else (),
+            stages=tuple(spans) if len(spans) > 1 else (),
         )
 
-    def _spans(self, parts: Sequence[Done]) -> tuple[tuple[float, float], ...]:
+    def _copied(self, parts: Sequence[Done]) -> list[tuple[float, float]]:
+        """Stages copy beside one another."""
+        starts = [max(part.started, self.launched) for part in parts]
+        return [(start, max(start, part.finished)) for start, part in zip(starts, parts, strict=True)]
+
+    def _computed(self, parts: Sequence[Done], free: list[float]) -> list[tuple[float, float]]:
         """When each stage was at work, on the driver's clock; what lags a little keeps cause before effect."""
-        if self.lane in (COPY_IN, COPY_OUT):  # stages copy beside one another
-            starts = [max(part.started, self.launched) for part in parts]
-            return tuple((start, max(start, part.finished)) for start, part in zip(starts, parts, strict=True))
         spans, ready = [], self.launched
-        # A stage had done its part when a later one had; waiting for the one before is no work.
+        # A stage had done its part when a later one had; waiting for the one before is no work, nor is being ahead of
+        # another replica.
         ends = list(accumulate((part.finished for part in reversed(parts)), min))[::-1]
-        for part, end in zip(parts, ends, strict=True):
-            finished = max(end, ready)
-            spans.append((min(max(part.started, ready), finished), finished))
-            ready = finished
-        return tuple(spans)
+        for stage, (part, end) in enumerate(zip(parts, ends, strict=True)):
+            finished = max(end, ready, free[stage])
+            spans.append((min(max(part.started, ready, free[stage]), finished), finished))
+            ready = free[stage] = finished
+        return spans
 
 
 class ParallelBackend:
@@ -77,8 +89,13 @@ class ParallelBackend:
         self._changed = Condition()
         # All below are guarded by `_changed`.
         self._words: dict[Kind, dict[int, Any]] = {Kind.READY: {}, Kind.STARTED: {}}
-        self._flights: dict[int, dict[tuple[int, str], Flight]] = {group: {} for group in range(self._layout.replicas)}
-        self._known: dict[int, list[Token]] = {group: [] for group in range(self._layout.replicas)}
+        everybody = range(self._layout.replicas)
+        self._groups = [list(everybody)] if self._layout.lockstep else [[replica] for replica in everybody]
+        """Replicas that step together."""
+        self._flights: list[dict[tuple[int, str], Flight]] = [{} for _ in self._groups]
+        self._known: list[list[Token]] = [[] for _ in everybody]
+        self._free = [[0.0] * self._layout.stages for _ in self._groups]
+        """When each group's stages had done what has come back."""
         self._ready: list[tuple[float, int, Done]] = []
         self._landed = count()
         self._floor = 0.0
@@ -112,15 +129,20 @@ class ParallelBackend:
     def launch(self, step: Step) -> None:
         """Send a step to its group's workers."""
         launched = self.now()
+        replicas = self._groups[step.group]
         with self._changed:
             if self._failure is not None:
                 return  # what was lost with the failure, this one would build upon
             for lane in step.lanes:
-                self._flights[step.group][step.id, lane] = Flight(step, lane, launched)
-            known, self._known[step.group] = self._known[step.group], []
-        message = encode_step(step, known)
-        for rank in self._group(step.group):
-            self._crew.send(rank, message)
+                self._flights[step.group][step.id, lane] = Flight(step, lane, launched, replicas)
+            known = {replica: self._known[replica] for replica in replicas}
+            self._known = [[] if replica in known else told for replica, told in enumerate(self._known)]
+        if not self._layout.lockstep:
+            self._send(step.group, encode_step(step, known[step.group]))
+            return
+        crowd = pooled(step, len(replicas))
+        for replica in replicas:
+            self._send(replica, encode_step(share(step, replica), known[replica], crowd))
 
     def wait(self, until: float = inf) -> Done | None:
         """The next completion in order of finish; None once `until` has passed without one.
@@ -129,7 +151,7 @@ class ParallelBackend:
         """
         self.now()
         with self._changed:
-            if not self._ready and not any(self._flights.values()) and self._failure is None and until == inf:
+            if not self._ready and not any(self._flights) and self._failure is None and until == inf:
                 raise RuntimeError("wait: nothing is in flight and no time was given to wait for")
             self._sleep(until)
             if self._ready and self._ready[0][0] <= until:
@@ -155,10 +177,15 @@ class ParallelBackend:
                 return
             self._changed.wait(min(left, TIMEOUT_MAX))
 
-    def _group(self, group: int) -> range:
-        """A replica's ranks."""
+    def _send(self, replica: int, message: bytes) -> None:
+        """To all of a replica's ranks."""
         size = self._layout.stages * self._layout.tp
-        return range(group * size, (group + 1) * size)
+        for rank in range(replica * size, (replica + 1) * size):
+            self._crew.send(rank, message)
+
+    def _group(self, replica: int) -> int:
+        """To which of the groups that step together a replica belongs."""
+        return 0 if self._layout.lockstep else replica
 
     # --- starting
 
@@ -179,6 +206,7 @@ class ParallelBackend:
             blocks=min(spec.blocks for spec in each),
             stages=self._layout.stages,
             ranks=self._layout.replicas,
+            lockstep=self._layout.lockstep,
             forwards_tokens=self._layout.stages == 1 and each[0].forwards_tokens,
         )
 
@@ -209,24 +237,27 @@ class ParallelBackend:
         with self._changed:
             assert self._origin is not None
             shift = peer.offset + self._origin
-            flights = self._flights[place.replica]
+            flights = self._flights[self._group(place.replica)]
             flight = flights[report.step, report.lane]
-            flight.reports[place.stage] = replace(
+            flight.reports[place.replica, place.stage] = replace(
                 report, started=report.started - shift, finished=report.finished - shift
             )
             self._latest[self._spokesman(peer.rank)] = report.step
             self._heard = perf_counter()
-            if len(flight.reports) == self._layout.stages:
+            if flight.missing(self._layout.stages) is None:
                 del flights[report.step, report.lane]
-                self._land(flight, place.replica)
+                self._land(flight)
 
-    def _land(self, flight: Flight, group: int) -> None:
-        done = flight.done(self._layout.stages)
+    def _land(self, flight: Flight) -> None:
+        done = flight.done(self._free[flight.step.group])
         if self._layout.stages > 1:
-            self._known[group] += _tokens(flight.step, done)
+            for replica, token in _tokens(flight.step, done):
+                self._known[replica].append(token)
         if done.finished <= self._floor:  # word of it was on its way when somebody looked
             done.finished = nextafter(self._floor, inf)
             done.stages = (*done.stages[:-1], *[(started, done.finished) for started, _ in done.stages[-1:]])
+            if done.lane not in (COPY_IN, COPY_OUT):
+                self._free[flight.step.group][-1] = done.finished
         heappush(self._ready, (done.finished, next(self._landed), done))
         self._changed.notify_all()
 
@@ -235,12 +266,12 @@ class ParallelBackend:
         with self._changed:
             if self._origin is None:
                 return self._config.patience
-            return SILENCE if self._flights[self._layout.place(rank).replica] else None
+            return SILENCE if self._flights[self._group(self._layout.place(rank).replica)] else None
 
     def stalled(self) -> Loss | None:
         """The first stage that holds its group up, where nobody reports anything although steps are in flight."""
         with self._changed:
-            flights = [next(iter(group.values())) for group in self._flights.values() if group]
+            flights = [next(iter(group.values())) for group in self._flights if group]
             if not flights:
                 return None
             oldest = min(flights, key=lambda flight: flight.launched)
@@ -248,9 +279,9 @@ class ParallelBackend:
             since = perf_counter() - max(self._heard, self._origin + oldest.launched)
             if since <= self._config.patience:
                 return None
-            stage = next(stage for stage in range(self._layout.stages) if stage not in oldest.reports)
-            rank = self._layout.rank(Place(oldest.step.group, stage, 0))
-            return Loss(rank, f"has not finished a step for {since:.0f} seconds")
+            late = oldest.missing(self._layout.stages)
+            assert late is not None
+            return Loss(self._layout.rank(Place(*late, 0)), f"has not finished a step for {since:.0f} seconds")
 
     def lost(self, loss: Loss | Exception) -> None:
         """The end of it all."""
@@ -272,9 +303,8 @@ class ParallelBackend:
         place = self._layout.place(loss.rank)
         spokesman = self._spokesman(loss.rank)
         finished = max(loss.finished, self._latest.get(spokesman, -1))
-        waiting = [
-            flight.step.id for flight in self._flights[place.replica].values() if place.stage not in flight.reports
-        ]
+        flights = self._flights[self._group(place.replica)].values()
+        waiting = [flight.step.id for flight in flights if (place.replica, place.stage) not in flight.reports]
         last = f"the last step it finished was {finished}" if finished >= 0 else "it had finished no step"
         return f"it was in step {waiting[0]}, {last}" if waiting else f"it had no step to do, {last}"
 
@@ -283,12 +313,26 @@ class ParallelBackend:
         return self._layout.rank(self._layout.place(rank)._replace(tp_rank=0))
 
 
-def _tokens(step: Step, done: Done) -> list[Token]:
-    """What a step sampled, with positions; of sequences that go on, for the others need no more tokens."""
-    ends = {part.sequence: part.start + part.length for part in step.slices if part.samples and part.lane == done.lane}
-    return [
-        Token(id, ends[id] + place, token)
-        for id, tokens in done.tokens.items()
-        if id not in done.ended
-        for place, token in enumerate(tokens)
-    ]
+def _together(parts: Sequence[Done]) -> Done:
+    """Of replicas that did a step together: it began with the first and ended with the last."""
+    if len(parts) == 1:
+        return parts[0]
+    return replace(
+        parts[0],
+        started=min(part.started for part in parts),
+        finished=max(part.finished for part in parts),
+        host=max(part.host for part in parts),
+        tokens={id: tokens for part in parts for id, tokens in part.tokens.items()},
+        ended=tuple([id for part in parts for id in part.ended]),
+        logprobs={id: told for part in parts for id, told in part.logprobs.items()},
+    )
+
+
+def _tokens(step: Step, done: Done) -> Iterator[tuple[int, Token]]:
+    """What a step sampled, with ranks and positions; of sequences that go on: the others need no more tokens."""
+    sampling = [part for part in step.slices if part.samples and part.lane == done.lane]
+    places = {part.sequence: (part.rank, part.start + part.length) for part in sampling}
+    for id, tokens in done.tokens.items():
+        if id not in done.ended:
+            rank, end = places[id]
+            yield from ((rank, Token(id, end + place, token)) for place, token in enumerate(tokens))

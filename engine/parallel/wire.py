@@ -15,9 +15,10 @@ from enum import Enum
 from itertools import accumulate, chain, islice
 from typing import Any, NamedTuple
 
+from engine.pooled import ALONE, Pooled
 from playground.core import Columns, Copy, Done, LayerMove, Logprob, Request, Sampling, Step
 
-VERSION = 1
+VERSION = 2
 """Raise it when anything here changes."""
 
 DIALECT = f"{VERSION}-{sys.byteorder}"
@@ -92,8 +93,8 @@ def decode_pong(message: bytes) -> Pong:
 # --- steps
 
 
-def encode_step(step: Step, known: Sequence[Token] = ()) -> bytes:
-    """A step for the workers of one rank's group, and tokens that they may not know yet.
+def encode_step(step: Step, known: Sequence[Token] = (), pooled: Pooled = ALONE) -> bytes:
+    """A step for the workers of one replica, tokens that they may not know yet, and how many tokens others compute.
 
     Ranks and groups are left out: who gets the message is meant.
     """
@@ -104,6 +105,8 @@ def encode_step(step: Step, known: Sequence[Token] = ()) -> bytes:
         [
             Kind.STEP.value,
             *[_packed("q", column) for column in (zip(*known, strict=True) if known else ((), (), ()))],
+            _packed("B", "\n".join(pooled).encode()),
+            *_ragged("i", list(pooled.values())),
             _packed("q", [step.id]),
             _packed("d", [step.planned]),
             _packed("B", "\n".join(lanes).encode()),
@@ -125,10 +128,12 @@ def encode_step(step: Step, known: Sequence[Token] = ()) -> bytes:
     )
 
 
-def decode_step(message: bytes) -> tuple[Step, list[Token]]:
+def decode_step(message: bytes) -> tuple[Step, list[Token], Pooled]:
     """What `encode_step` was given, as the only rank of the only group sees it."""
     columns = _Columns(message)
     known = list(map(Token, *[columns.take("q") for _ in Token._fields]))
+    together, tokens = columns.take("B").tobytes().decode(), columns.ragged("i")
+    pooled = dict(zip(together.split("\n"), tokens, strict=True)) if together else ALONE
     id, planned = columns.take("q")[0], columns.take("d")[0]
     lanes = columns.take("B").tobytes().decode().split("\n")
     part = _slices(columns, lanes)
@@ -137,16 +142,20 @@ def decode_step(message: bytes) -> tuple[Step, list[Token]]:
     move = columns.take("i")
     starts = json.loads(columns.take("B").tobytes() or b"[]")
     prompts = columns.ragged("i")
-    return Step(
-        id,
-        0,
-        planned,
-        part,
-        copies,
-        tuple(map(_request, starts, prompts)),
-        ends,
-        move=LayerMove(tuple(move[1:]), move[0]) if move else None,
-    ), known
+    return (
+        Step(
+            id,
+            0,
+            planned,
+            part,
+            copies,
+            tuple(map(_request, starts, prompts)),
+            ends,
+            move=LayerMove(tuple(move[1:]), move[0]) if move else None,
+        ),
+        known,
+        pooled,
+    )
 
 
 def _slices(columns: _Columns, lanes: list[str]) -> Columns:

@@ -34,7 +34,9 @@ from engine.parallel.wire import (
     plain,
     value,
 )
+from engine.pooled import ALONE, Pooled
 from playground.backend import Backend
+from playground.core import Step
 
 if TYPE_CHECKING:  # a worker says hello before it imports torch
     import torch
@@ -52,6 +54,10 @@ _PR_SET_PDEATHSIG = 1
 
 class Hosted(Backend, Protocol):
     """What a worker needs of a backend beyond the seam."""
+
+    def launch(self, step: Step, pooled: Pooled = ALONE) -> None:
+        """A step, of which all lanes of `pooled` come back, if there are any: others take part in it."""
+        ...
 
     def start(self) -> None:
         """Warm up and set the clock to 0."""
@@ -134,12 +140,12 @@ class _Work:
                 self._collect()
 
     def _launch(self, message: bytes) -> None:
-        step, known = decode_step(message)
+        step, known, pooled = decode_step(message)
         self._progress.begun = step.id
         if known:
             self._backend.learn(known)
-        self._backend.launch(step)
-        self._due += len(step.lanes)
+        self._backend.launch(step, pooled)
+        self._due += len(pooled or step.lanes)
 
     def _collect(self) -> None:
         done = self._backend.wait(self._backend.now() + LOOK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.runner import in_order
 from playground.core import COPY_IN, COPY_OUT, MAIN, Copy, Logprob, Request, Sampling, Slice, Step
 
 
@@ -103,7 +104,7 @@ class Driver:
         """Carry a step out and take its tokens back."""
         step = self.step(*parts)
         self.runner.begin(step)
-        for lane in self.runner.lanes(step):
+        for lane in in_order(step.lanes):
             outcome = self.runner.prepare(step, lane)()
             self.take_back(outcome)
         self.runner.end(step)

@@ -39,9 +39,9 @@ def gate(backend, monkeypatch):
     opened = threading.Event()
     prepare = backend._runner.prepare
 
-    def slow(step, lane):
+    def slow(step, lane, pooled):
         assert opened.wait(20)
-        return prepare(step, lane)
+        return prepare(step, lane, pooled)
 
     backend.now()
     monkeypatch.setattr(backend._runner, "prepare", slow)

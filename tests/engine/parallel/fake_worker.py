@@ -71,7 +71,7 @@ class FakeBackend:
             assert told.token == token(told.position)
             self.known[told.sequence] = told.position + 1
 
-    def launch(self, step):
+    def launch(self, step, pooled):
         for request in step.starts:
             self.known[request.id] = request.prompt_length
             self.ends[request.id] = request.prompt_length + (request.output_length or request.max_tokens) - 1

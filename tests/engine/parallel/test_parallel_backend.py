@@ -200,5 +200,5 @@ def test_an_interrupt_before_a_worker_has_settled_in():
 
 def test_another_version_is_refused(monkeypatch):
     monkeypatch.setattr("engine.parallel.backend.DIALECT", "0-little")
-    with pytest.raises(EngineError, match="rank 0 speaks version 1-little, the driver 0-little; install one version"):
+    with pytest.raises(EngineError, match="rank 0 speaks version 2-little, the driver 0-little; install one version"):
         ParallelBackend(config(Layout()), spawned(1, COMMAND))

@@ -76,10 +76,14 @@ steps = st.builds(
 )
 
 
-@given(steps, st.lists(st.builds(Token, ids, small, small), max_size=4))
-def test_steps(step, known):
-    came, told = decode_step(encode_step(step, known))
-    assert (came, told) == (step, known)
+crowds = st.dictionaries(st.sampled_from(["main", "decode", COPY_OUT]), st.lists(small, max_size=4).map(tuple))
+
+
+@given(steps, st.lists(st.builds(Token, ids, small, small), max_size=4), crowds)
+def test_steps(step, known, crowd):
+    came, told, others = decode_step(encode_step(step, known, crowd))
+    assert (came, told, others) == (step, known, crowd)
+    assert list(others) == list(crowd)
     assert came.slices == step.slices
     assert came.lanes == step.lanes
 
@@ -88,7 +92,7 @@ def test_ranks_and_what_devices_need_not_know_are_left_out():
     request = Request(1, 5.0, 2, 3, prompt=(4, 5), hashes=(9,), tenant="a", priority=3, slo=Slo(ttft=1.0))
     part = Slice(1, 0, 3, 0, 2, True, (7,))
     copy = Copy(2, 1, 3, (1,), (2,), COPY_OUT)
-    came, _ = decode_step(encode_step(Step(8, 3, 1.0, (part,), (copy,), (request,))))
+    came, _, _ = decode_step(encode_step(Step(8, 3, 1.0, (part,), (copy,), (request,))))
     assert came == Step(8, 0, 1.0, (part._replace(rank=0),), (copy._replace(rank=0),), came.starts)
     assert came.starts == (Request(1, 0.0, 2, 3, prompt=(4, 5)),)
 

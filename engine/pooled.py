@@ -1,0 +1,11 @@
+"""How many tokens replicas that share experts compute at the same time: what each must know of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Pooled = Mapping[str, tuple[int, ...]]
+"""Tokens of every replica by lane, all lanes of the step in order; none for copies, which are no joint work."""
+
+ALONE: Pooled = {}
+"""Nobody else takes part."""
