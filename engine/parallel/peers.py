@@ -26,6 +26,11 @@ from kernels.triton.launch import multiprocessors
 ALIGNMENT = 256
 """Bytes of which a slot's size is a multiple, so that all slots are aligned."""
 
+RING_PROGRAMS = 16
+"""The most programs of a ring's end. They may wait for long beside what computes, and must leave it most of the device:
+on every multiprocessor they could keep a large product from starting that the other end waits for. Each moves some
+20 GB/s over NVLink; a guess, not measured."""
+
 
 class Peers:
     """A team of ranks on GPUs of one host, in processes of their own."""
@@ -85,7 +90,7 @@ class Ring:
         """
         self._capacity = _aligned(capacity)
         self._circle = _Circle(group, rank, 2, device)
-        programs = self._circle.agreed("capacity x slots", self._capacity * slots)
+        programs = min(self._circle.agreed("capacity x slots", self._capacity * slots), RING_PROGRAMS)
         addresses = self._circle.shared(8 if rank == 0 else ring.ring_bytes(self._capacity, slots, programs))
         taken, slots_at = (_numbers([address], device) for address in addresses)
         self._ring = ring.Ring(taken, slots_at, _numbers([0, 0], device), self._capacity, slots, programs)

@@ -93,12 +93,20 @@ class Exchanger:
         found["gather_rows"] = self.peers.gather_rows(mine[:3])
         found["scatter_sum"] = self.peers.scatter_sum(mine[: self.rows // self.size * self.size])
         if self.ring is not None:
+            if self.rank:
+                self.pause()  # until the ring is full and rank 0 must wait
             for part in self.parts + self.parts:  # more than there are slots
                 if self.rank == 0:
                     self.ring.put(part)
                 else:
                     found["taken"] = torch.cat((found["taken"], self.taken())) if "taken" in found else self.taken()
         return found
+
+    def pause(self) -> None:
+        if self.device.type == "cpu":
+            time.sleep(0.2)
+        else:
+            torch.cuda._sleep(1_000_000)
 
     def taken(self) -> Tensor:
         return self.ring.take(self.message).clone()
