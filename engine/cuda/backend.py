@@ -33,6 +33,7 @@ from engine.errors import EngineError, StepFailed
 from engine.kv import KvPool, block_bytes
 from engine.memory import enough_memory, is_shortage
 from engine.models.decoder import Decoder
+from engine.pooled import ALONE, Pooled
 from kernels import reference
 from playground.core import COPY_IN, COPY_OUT, Copy, Done, Logprob, Spec, Step
 
@@ -178,8 +179,10 @@ class CudaBackend:
     # --- launching
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> None:
-        """Prepare a step and queue it on the device."""
+    def launch(self, step: Step, pooled: Pooled = ALONE) -> None:
+        """Prepare a step and queue it on the device. It cannot be one that other replicas take part in."""
+        if pooled:
+            raise EngineError("parallel.dp_attention=true: ranks on GPUs do not step together yet; take device=cpu")
         launched = self.now()
         if self._closed:
             raise RuntimeError("launch: the backend is closed")

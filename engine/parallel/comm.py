@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.models.decoder import Exchange, Part
 from engine.models.decoder import Neighbour as AnyNeighbour
+from engine.models.decoder import Team as AnyTeam
 from engine.models.passing import Pending
 from engine.overlap import NONE, Overlap
 from engine.parallel.beside import beside
@@ -75,12 +76,14 @@ def join(
     patience: float,
     experts: int | None = None,
     overlap: Overlap = NONE,
+    near: bool = False,
     share_gpus: bool = False,
 ) -> Part:
     """Meet all other ranks at `method` (tcp://HOST:PORT or file://PATH), and know those that a pass speaks to.
 
     `patience`: seconds after which a rank that does not answer is an error. `experts`: how many the model has.
-    `share_gpus`: several ranks may be on one GPU, where NCCL refuses to work.
+    `near`: all ranks are on GPUs of one host, which see one another's memory. `share_gpus`: several ranks may be on one
+    GPU, where NCCL refuses to work.
     """
     place = layout.place(rank)
     backend = "nccl" if device.type == "cuda" and not share_gpus else "gloo"
@@ -88,11 +91,16 @@ def join(
         backend, init_method=method, rank=rank, world_size=layout.ranks, timeout=timedelta(seconds=patience)
     )
     run = at_once if overlap == NONE else beside(device)
+    team: AnyTeam | None = _team(layout, place, run)
+    if near and team is not None:
+        from engine.cuda.team import near_team
+
+        team = near_team(_among(layout, place, _teams(layout), "gloo"), team, run, device, share_gpus)
     before, after = _neighbours(layout, rank, device, patience, share_gpus)
     return Part(
         first=place.stage == 0,
         last=place.stage == layout.stages - 1,
-        team=_team(layout, place, run),
+        team=team,
         exchange=_exchange(layout, place, experts, device, run) if experts else None,
         held=where(layout.held(place, experts), experts, device) if experts else None,
         before=before,
@@ -108,14 +116,15 @@ def leave() -> None:
 
 
 def _team(layout: Layout, place: Place, run: Run[Any]) -> Team | None:
-    if layout.tp == 1:
-        return None
-    teams = [
+    return None if layout.tp == 1 else Team(*_among(layout, place, _teams(layout)), run)
+
+
+def _teams(layout: Layout) -> list[list[Place]]:
+    return [
         [Place(replica, stage, tp_rank) for tp_rank in range(layout.tp)]
         for replica in range(layout.replicas)
         for stage in range(layout.stages)
     ]
-    return Team(*_among(layout, place, teams), run)
 
 
 def _exchange(layout: Layout, place: Place, experts: int, device: torch.device, run: Run[Any]) -> Exchange | None:
@@ -135,11 +144,11 @@ def _exchange(layout: Layout, place: Place, experts: int, device: torch.device, 
     return Gathering(_among(layout, place, alike), held, padded, run)
 
 
-def _among(layout: Layout, place: Place, teams: list[list[Place]]) -> Group:
+def _among(layout: Layout, place: Place, teams: list[list[Place]], backend: str | None = None) -> Group:
     """The team of several in which a place is; everybody makes every group, in the same order."""
     mine = None
     for team in teams:
-        group = dist.new_group([layout.rank(one) for one in team])
+        group = dist.new_group([layout.rank(one) for one in team], backend=backend)
         if place in team:
             mine = Group(team.index(place), len(team), group)
     assert mine is not None

@@ -225,8 +225,24 @@ def _joined(config: WorkerConfig, seat: Seat, device: torch.device) -> Part:
     experts = find_config(config.path).shape.experts
     many = None if experts is None else experts.count
     return join(
-        config.layout, seat.rank, config.rendezvous, device, config.patience, many, share_gpus=config.share_gpus
+        config.layout,
+        seat.rank,
+        config.rendezvous,
+        device,
+        config.patience,
+        many,
+        near=config.device == "cuda" and _near(config.layout.ranks, seat),
+        share_gpus=config.share_gpus,
     )
+
+
+def _near(ranks: int, seat: Seat) -> bool:
+    """Whether all ranks are on GPUs of this host that see one another's memory."""
+    import torch
+
+    from engine.cuda.team import in_reach
+
+    return seat.local_size == ranks and in_reach(range(min(ranks, torch.cuda.device_count())))
 
 
 def _device(config: WorkerConfig, seat: Seat) -> str:

@@ -1,4 +1,4 @@
-"""Who meets whom between a pipeline's stages, and what travels in pieces; the exchange itself needs GPUs."""
+"""Who meets whom on GPUs, and which way messages go; the exchange itself needs GPUs."""
 
 from collections import defaultdict, deque
 from types import SimpleNamespace
@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from engine.cuda import neighbour
+from engine.cuda.team import NearTeam, in_reach
 from engine.errors import EngineError
 from engine.parallel.config import WorkerConfig
+from engine.parallel.exchange import at_once
 from engine.parallel.layout import Layout
 from engine.parallel.worker import Seat, _device
 
@@ -95,3 +97,59 @@ def test_ranks_on_gpus(monkeypatch):
         config = WorkerConfig("x", Layout(tp=2), "file:///x", device="cuda", share_gpus=share)
         with pytest.raises(EngineError, match=f"^parallel: 2 ranks on a host with {count} GPUs; take fewer ranks, or"):
             _device(config, Seat(1, 1, 2))
+
+
+class Peers:
+    """Of a team of two that have the same to give; what they are asked is noted."""
+
+    def __init__(self, capacity):
+        self.capacity, self.asked = capacity, []
+
+    def fits(self, nbytes):
+        return nbytes <= self.capacity
+
+    def add_sum(self, partial, x):
+        self.asked.append("add_sum")
+        x.add_(2 * partial)
+
+    def gather(self, x):
+        self.asked.append("gather")
+        assert x.is_contiguous()
+        return torch.cat([x, x], 1)
+
+
+class Far(Peers):
+    rank, size = 1, 2
+
+    def add_sum(self, partial, x):
+        super().add_sum(partial, x)
+        return lambda: x
+
+    def sum(self, x):
+        self.asked.append("sum")
+        x.mul_(2)
+
+
+def test_a_team_exchanges_by_peer_loads_what_fits():
+    """And by other ways what does not, with the same result."""
+    peers, far, runs = Peers(48), Far(0), []
+    team = NearTeam(peers, far, lambda exchange: runs.append(exchange) or at_once(exchange))
+    assert (team.rank, team.size) == (1, 2)
+    for rows in (2, 3):
+        x, partial = torch.ones(rows, 6), torch.full((rows, 6), 2.0)
+        assert team.add_sum(partial, x)() is x
+        assert (x == 5).all()
+        team.sum(x)
+        assert (x == 10).all()
+        assert team.gather(x.T.reshape(6, rows).T).shape == (rows, 12)
+    assert peers.asked == ["add_sum", "add_sum", "gather"]
+    assert far.asked == ["add_sum", "sum", "gather"]
+    assert len(runs) == 3
+
+
+def test_gpus_in_reach(monkeypatch):
+    links = {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2)}
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) in links)
+    assert in_reach([0])
+    assert in_reach([0, 1])
+    assert not in_reach([0, 1, 2])

@@ -15,7 +15,6 @@ from engine.cuda.backend import CudaBackend
 from engine.errors import StepFailed
 from engine.load import load_model
 from engine.models.decoder import Decoder, Part
-from engine.parallel.backend import _tokens
 from engine.parallel.layout import Layout, Place, local_config
 from engine.shard import Cut
 from engine.tiny import tiny
@@ -94,7 +93,7 @@ class Pipeline:
         assert all(part.tokens == part.logprobs == {} and part.ended == () for part in parts[:-1])
         assert {(part.step, part.lane) for part in parts} == {(first.step, first.lane)}
         done = replace(parts[-1], launched=first.launched, started=first.started)
-        self.known += _tokens(self.steps[done.step], done)
+        self.known += sampled(self.steps[done.step], done)
         for id, tokens in done.tokens.items():
             self.tokens.setdefault(id, []).extend(tokens)
         return done
@@ -103,6 +102,12 @@ class Pipeline:
         for stage in self.stages:
             stage.close()
         assert not any(line.sent for line in self.lines)
+
+
+def sampled(step, done):
+    """Sequence, position and token of those that go on."""
+    ends = {part.sequence: part.start + part.length for part in step.slices}
+    return [(id, ends[id], token) for id, (token,) in done.tokens.items() if id not in done.ended]
 
 
 def workload():
