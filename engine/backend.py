@@ -20,7 +20,7 @@ import torch
 from engine.errors import EngineError, StepFailed
 from engine.kv import KvPool, block_bytes
 from engine.models.decoder import Decoder
-from engine.pooled import ALONE, Pooled
+from engine.pooled import ALONE, Passes, Pooled
 from engine.runner import Pools, Runner, in_order
 from playground.core import Done, Request, Spec, Step
 
@@ -138,7 +138,7 @@ class TorchBackend:
             self._carry_out_lane(step, lane, pooled.get(lane, ()), launched)
         self._runner.end(step)
 
-    def _carry_out_lane(self, step: Step, lane: str, pooled: tuple[int, ...], launched: float) -> None:
+    def _carry_out_lane(self, step: Step, lane: str, pooled: Passes, launched: float) -> None:
         began = self._clock()
         job = self._runner.prepare(step, lane, pooled)
         started = self._clock()

@@ -73,7 +73,7 @@ def halved(slices: Iterable[Slice], threshold: float) -> tuple[list[Slice], list
     return first + rows[: place.rows], second + rows[place.rows :]
 
 
-def tokens(slices: Iterable[Slice]) -> int:
+def tokens_of(slices: Iterable[Slice]) -> int:
     """That a batch computes."""
     return sum(part.length for part in slices)
 
@@ -85,7 +85,7 @@ def passes(ranks: Sequence[Sequence[Slice]], overlap: Overlap) -> list[list[list
     nothing to take turns with.
     """
     whole = [list(slices) for slices in ranks]
-    if not overlap.halves(max(tokens(slices) for slices in whole)):
+    if not overlap.halves(max(tokens_of(slices) for slices in whole)):
         return [whole]
     halves = [list(half) for half in zip(*[halved(slices, overlap.threshold) for slices in whole], strict=True)]
     return halves if all(any(half) for half in halves) else [whole]

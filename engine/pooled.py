@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-Pooled = Mapping[str, tuple[int, ...]]
-"""Tokens of every replica by lane, all lanes of the step in order; none for copies, which are no joint work."""
+Passes = tuple[tuple[int, ...], ...]
+"""Tokens of every replica in each pass: in one, or in two where all of them compute halves by turns."""
+
+Pooled = Mapping[str, Passes]
+"""By lane, all lanes of the step in order; none for copies, which are no joint work."""
 
 ALONE: Pooled = {}
 """Nobody else takes part."""

@@ -7,6 +7,7 @@ the step before it sampled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ import torch
 from engine.errors import EngineError
 from engine.kv import KvPool, copy_blocks
 from engine.models.decoder import Decoder, Inputs
+from engine.overlap import halved, passes
+from engine.pooled import Passes
 from engine.sampler import Row, pick
 from engine.sequence import Ints, Sequence
 from kernels.batch import PagedBatch
@@ -49,7 +52,8 @@ class Batch:
     """One rank's share of a lane, ready to run. `sampled`: whose tokens the rows of logits are, in order."""
 
     rank: int
-    inputs: Inputs
+    inputs: tuple[Inputs, ...]
+    """Of one pass, or of the two by turns."""
     sampled: list[Row]
 
 
@@ -79,7 +83,7 @@ class Runner:
             self._sequences[request.id] = Sequence(request, self._model.shape.vocabulary)
 
     @torch.inference_mode()
-    def prepare(self, step: Step, lane: str, pooled: tuple[int, ...] = ()) -> Job:
+    def prepare(self, step: Step, lane: str, pooled: Passes = ()) -> Job:
         """Everything of a lane that the host does; `pooled`: tokens of all replicas that compute it together."""
         copies = [copy for copy in step.copies if copy.lane == lane]
         ranks: dict[int, list[Slice]] = {}
@@ -90,7 +94,7 @@ class Runner:
             self._move_table(copy)
         batches = [self._batch(rank, slices, pooled) for rank, slices in ranks.items()]
         if pooled and not batches:
-            batches = [Batch(0, self._nothing(pooled), [])]
+            batches = [self._batch(0, [], pooled)]
         return lambda: self._run(copies, batches)
 
     def end(self, step: Step) -> None:
@@ -118,15 +122,31 @@ class Runner:
 
     # --- slices
 
-    def _batch(self, rank: int, slices: list[Slice], pooled: tuple[int, ...]) -> Batch:
+    def _batch(self, rank: int, slices: list[Slice], pooled: Passes) -> Batch:
         size = self._pools[rank].device.block_size
-        work = [self._placed(part, size) for part in slices]
-        # Alike slices side by side: attention pads neighbours to one size.
-        work.sort(key=lambda item: (item.part.length, item.part.start, item.part.sequence))
-        sampled = [Row(sequence, part.start + part.length) for part, sequence in work if part.samples]
-        return Batch(rank, replace(self._inputs(work, size), pooled=pooled), sampled)
+        for part in slices:
+            self._place(part, size)
+        works = [self._work(some) for some in self._passes(slices, pooled)]
+        sampled = [Row(sequence, part.start + part.length) for work in works for part, sequence in work if part.samples]
+        inputs = [self._inputs(work, size) if work else self._nothing() for work in works]
+        counts = pooled or ((),) * len(works)
+        return Batch(
+            rank, tuple([replace(one, pooled=count) for one, count in zip(inputs, counts, strict=True)]), sampled
+        )
 
-    def _placed(self, part: Slice, block_size: int) -> Work:
+    def _passes(self, slices: list[Slice], pooled: Passes) -> Seq[list[Slice]]:
+        """All at once or in halves: as this rank's slices have it, or all ranks' together."""
+        overlap = self._model.part.overlap
+        if not pooled:
+            return [only for (only,) in passes([slices], overlap)]
+        return halved(slices, overlap.threshold) if len(pooled) > 1 else [slices]
+
+    def _work(self, slices: list[Slice]) -> list[Work]:
+        """Alike slices side by side: attention pads neighbours to one size."""
+        ordered = sorted(slices, key=lambda part: (part.length, part.start, part.sequence))
+        return [Work(part, self._sequence(part.sequence)) for part in ordered]
+
+    def _place(self, part: Slice, block_size: int) -> None:
         """Take in a slice's blocks. Where its inputs or blocks do not exist it would compute garbage in silence."""
         sequence, end = self._sequence(part.sequence), part.start + part.length
         sequence.place(part.epoch, part.blocks)
@@ -136,7 +156,6 @@ class Runner:
             raise EngineError(
                 f"sequence {part.sequence}: {end} tokens do not fit its {len(sequence.table)} blocks of {block_size}"
             )
-        return Work(part, sequence)
 
     def _inputs(self, work: list[Work], block_size: int) -> Inputs:
         starts = [part.start for part, _ in work]
@@ -161,10 +180,10 @@ class Runner:
             pages=PagedBatch(starts, lengths, moved(tables), block_size),
         )
 
-    def _nothing(self, pooled: tuple[int, ...]) -> Inputs:
+    def _nothing(self) -> Inputs:
         """No tokens: others' want this rank's experts."""
         none = torch.empty(0, dtype=torch.int64, device=self._model.device)
-        return Inputs(none, none, none, none, PagedBatch([], [], none[None], 1), pooled)
+        return Inputs(none, none, none, none, PagedBatch([], [], none[None], 1))
 
     @torch.inference_mode()
     def _run(self, copies: list[Copy], batches: list[Batch]) -> Outcome:
@@ -177,7 +196,8 @@ class Runner:
         return outcome._replace(ended=tuple(ended))
 
     def _forward(self, batch: Batch, outcome: Outcome, ended: list[int]) -> None:
-        logits = self._model(batch.inputs, self._pools[batch.rank].device)
+        first, *later = batch.inputs
+        logits = self._model(first, self._pools[batch.rank].device, *later)
         if not self._model.part.last:
             return  # another stage samples; what it samples comes by `known`
         picked = pick(logits, batch.sampled, self._model.ops)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from engine.overlap import NONE, Overlap
 from experiments.build import Plan, Simulated
 from experiments.settings import Parallel, SettingError
 from playground.backend import Backend
+from playground.sim.system import check_overlap
 
 if TYPE_CHECKING:
     from engine.models.decoder import Decoder
@@ -78,9 +80,12 @@ class Engine:
         path = str(self.checkpoint or plan.checkpoint)
         if settings.weights != "random":
             path = str(checkpoint_folder(path))
-        return self.spread(path, layout_of(settings.parallel), settings.weights, settings.seed, **_sizes(plan))
+        overlap = overlap_of(settings.parallel)
+        return self.spread(path, layout_of(settings.parallel), settings.weights, settings.seed, overlap, **_sizes(plan))
 
-    def spread(self, path: str, layout: Layout, weights: str, seed: int = 0, **sizes: Any) -> Backend:
+    def spread(
+        self, path: str, layout: Layout, weights: str, seed: int = 0, overlap: Overlap = NONE, **sizes: Any
+    ) -> Backend:
         """Workers of this host, one a rank; or those that `torchrun` has started, if it has started this process.
 
         `path` is a checkpoint's folder, with `weights=random` any model's shape; `sizes` as backends take them.
@@ -104,6 +109,7 @@ class Engine:
             sizes=sizes | self._manners(),
             patience=self.patience,
             share_gpus=self.share_gpus,
+            overlap=overlap,
         )
         return ParallelBackend(config, hire)
 
@@ -125,16 +131,18 @@ class Engine:
 
     def load(self, plan: Plan) -> Decoder:
         settings = plan.settings
-        return self.decoder(self.checkpoint or plan.checkpoint, settings.weights, settings.seed)
+        overlap = overlap_of(settings.parallel)
+        return self.decoder(self.checkpoint or plan.checkpoint, settings.weights, settings.seed, overlap)
 
-    def decoder(self, path: str, weights: str, seed: int = 0) -> Decoder:
+    def decoder(self, path: str, weights: str, seed: int = 0, overlap: Overlap = NONE) -> Decoder:
         """A model with the weights of a checkpoint, or `random` ones of this seed for any model's shape."""
         _check_torch()
-        from engine.load import load_model, random_model
+        from engine.load import LONE, load_model, random_model
 
+        share = replace(LONE, part=replace(LONE.part, overlap=overlap))
         if weights == "random":
-            return random_model(path, self._dtype, self.device, self.kernels, seed)
-        return load_model(checkpoint_folder(path), self._dtype, self.device, self.kernels)
+            return random_model(path, self._dtype, self.device, self.kernels, seed, share)
+        return load_model(checkpoint_folder(path), self._dtype, self.device, self.kernels, share)
 
     def where(self, plan: Plan) -> str:
         return self.device
@@ -220,10 +228,17 @@ def layout_of(parallel: Parallel) -> Layout:
     )
 
 
+def overlap_of(parallel: Parallel) -> Overlap:
+    """What ranks compute beside their exchanges; lanes are their policy's."""
+    kind = "none" if parallel.overlap == "lanes" else parallel.overlap
+    return Overlap(kind, parallel.overlap_rows, parallel.overlap_threshold, parallel.overlap_chunks)
+
+
 def _check_parallel(plan: Plan) -> None:
-    """What the engine's ranks do not do yet."""
+    """What the engine's ranks do not do yet, and what there is nothing to do for."""
     parallel = plan.settings.parallel
-    undone = {"spare_layers": (0,), "overlap": ("none", "lanes"), "padding": ("graphs",)}
+    check_overlap(parallel.overlap, plan.model, plan.tp, parallel.dp_attention)
+    undone = {"spare_layers": (0,), "padding": ("graphs",)}
     for name, known in undone.items():
         if (value := getattr(parallel, name)) not in known:
             raise SettingError(

@@ -140,7 +140,7 @@ class ParallelBackend:
         if not self._layout.lockstep:
             self._send(step.group, encode_step(step, known[step.group]))
             return
-        crowd = pooled(step, len(replicas))
+        crowd = pooled(step, len(replicas), self._config.overlap)
         for replica in replicas:
             self._send(replica, encode_step(share(step, replica), known[replica], crowd))
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.errors import EngineError
+from engine.overlap import NONE, Overlap
 from engine.parallel.layout import Layout
 
 WEIGHTS = ("checkpoint", "random")
@@ -35,6 +36,7 @@ class WorkerConfig:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     patience: float = 120.0
     share_gpus: bool = False
+    overlap: Overlap = NONE
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -52,4 +54,8 @@ class WorkerConfig:
     def heard(cls, told: Mapping[str, Any]) -> WorkerConfig:
         """What `told` said."""
         layout = dict(told["layout"])
-        return cls(**{**told, "layout": Layout(**{**layout, "layers": tuple(layout["layers"])})})
+        values = {
+            "layout": Layout(**{**layout, "layers": tuple(layout["layers"])}),
+            "overlap": Overlap(**told["overlap"]),
+        }
+        return cls(**{**told, **values})

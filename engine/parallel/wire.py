@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from engine.pooled import ALONE, Pooled
 from playground.core import Columns, Copy, Done, LayerMove, Logprob, Request, Sampling, Step
 
-VERSION = 2
+VERSION = 3
 """Raise it when anything here changes."""
 
 DIALECT = f"{VERSION}-{sys.byteorder}"
@@ -106,7 +106,8 @@ def encode_step(step: Step, known: Sequence[Token] = (), pooled: Pooled = ALONE)
             Kind.STEP.value,
             *[_packed("q", column) for column in (zip(*known, strict=True) if known else ((), (), ()))],
             _packed("B", "\n".join(pooled).encode()),
-            *_ragged("i", list(pooled.values())),
+            _packed("B", map(len, pooled.values())),
+            *_ragged("i", list(chain.from_iterable(pooled.values()))),
             _packed("q", [step.id]),
             _packed("d", [step.planned]),
             _packed("B", "\n".join(lanes).encode()),
@@ -132,8 +133,7 @@ def decode_step(message: bytes) -> tuple[Step, list[Token], Pooled]:
     """What `encode_step` was given, as the only rank of the only group sees it."""
     columns = _Columns(message)
     known = list(map(Token, *[columns.take("q") for _ in Token._fields]))
-    together, tokens = columns.take("B").tobytes().decode(), columns.ragged("i")
-    pooled = dict(zip(together.split("\n"), tokens, strict=True)) if together else ALONE
+    pooled = _pooled(columns)
     id, planned = columns.take("q")[0], columns.take("d")[0]
     lanes = columns.take("B").tobytes().decode().split("\n")
     part = _slices(columns, lanes)
@@ -156,6 +156,13 @@ def decode_step(message: bytes) -> tuple[Step, list[Token], Pooled]:
         known,
         pooled,
     )
+
+
+def _pooled(columns: _Columns) -> Pooled:
+    names, counts, tokens = columns.take("B").tobytes().decode(), columns.take("B"), iter(columns.ragged("i"))
+    if not names:
+        return ALONE
+    return {lane: tuple(islice(tokens, count)) for lane, count in zip(names.split("\n"), counts, strict=True)}
 
 
 def _slices(columns: _Columns, lanes: list[str]) -> Columns:

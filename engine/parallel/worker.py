@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from select import POLLIN, poll
 from threading import Thread
@@ -203,8 +203,8 @@ def make_backend(config: WorkerConfig, seat: Seat) -> Hosted:
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     layout, device = config.layout, _device(config, seat)
     together = layout.tp * layout.stages > 1 or layout.lockstep
-    part = _joined(config, seat, torch.device(device)) if together else WHOLE
-    share = Share(layout, layout.place(seat.rank), part) if together else LONE
+    part = _joined(config, seat, torch.device(device)) if together else replace(WHOLE, overlap=config.overlap)
+    share = Share(layout, layout.place(seat.rank), part) if together else replace(LONE, part=part)
     if config.weights == "random":
         model = random_model(config.path, config.dtype, device, config.kernels, config.seed, share)
     else:
@@ -231,6 +231,7 @@ def _joined(config: WorkerConfig, seat: Seat, device: torch.device) -> Part:
         device,
         config.patience,
         many,
+        config.overlap,
         near=config.device == "cuda" and _near(config.layout.ranks, seat),
         share_gpus=config.share_gpus,
     )

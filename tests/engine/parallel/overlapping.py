@@ -17,7 +17,7 @@ from engine.config import find_config
 from engine.kv import KvPool
 from engine.load import LONE, Share, load_model
 from engine.models.decoder import WHOLE, Inputs
-from engine.overlap import NONE, Overlap, passes, tokens
+from engine.overlap import NONE, Overlap, passes, tokens_of
 from engine.parallel.comm import join, leave
 from engine.parallel.layout import Layout
 from engine.tiny import tiny
@@ -51,7 +51,7 @@ def computed(model, steps: list[list[list[Part]]], replica: int, overlap: Overla
     for step in steps:
         slices = [[Slice(id, 0, 0, start, length, True, ()) for id, start, length in parts] for parts in step]
         parts = passes(slices, overlap)
-        halves = [inputs(half[replica], tuple(map(tokens, half)) if len(steps[0]) > 1 else ()) for half in parts]
+        halves = [inputs(half[replica], tuple(map(tokens_of, half)) if len(steps[0]) > 1 else ()) for half in parts]
         with torch.inference_mode():
             logits = model(halves[0], pool, *halves[1:])
         ordered = [part for half in parts for part in sorted(half[replica], key=lambda part: part.length)]

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.overlap import Overlap
 from engine.parallel.lockstep import pooled, share
 from playground.core import COPY_OUT, Copy, Request, Slice, Step
 
@@ -18,12 +19,23 @@ COPY = Copy(5, 1, 1, (1,), (2,), COPY_OUT)
 def test_everybody_hears_how_much_others_compute_and_only_its_own_slices():
     starts = (Request(1, 0.0, 5, 2), Request(3, 0.0, 9, 2), Request(5, 0.0, 9, 2))
     step = Step(8, 0, 1.0, PARTS, (COPY,), starts, ends=(6,), dummies=(1,))
-    assert pooled(step, 3) == {"main": (7, 0, 4), "decode": (0, 0, 1), COPY_OUT: ()}
+    assert pooled(step, 3) == {"main": ((7, 0, 4),), "decode": ((0, 0, 1),), COPY_OUT: ()}
     first, second, third = (share(step, rank) for rank in range(3))
     assert first.slices == (PARTS[0], PARTS[3]) and first.starts == starts[:1] and first.copies == ()
     assert second.slices == () and second.copies == (COPY,) and second.starts == starts[2:]
     assert third.slices == (PARTS[1], PARTS[2]) and third.starts == starts[1:2]
     assert {first.ends, second.ends, third.ends} == {(6,)}
+
+
+def test_of_halves_everybody_hears_how_others_cut_theirs():
+    """Where a rank has enough, all halve; a lane of one token is computed at once."""
+    step = Step(8, 0, 1.0, PARTS, (COPY,))
+    assert pooled(step, 3, Overlap("two_batch", rows=5)) == {
+        "main": ((3, 0, 2), (4, 0, 2)),
+        "decode": ((0, 0, 1),),
+        COPY_OUT: (),
+    }
+    assert pooled(step, 3, Overlap("two_batch", rows=8))["main"] == ((7, 0, 4),)
 
 
 slices = st.builds(
@@ -37,5 +49,5 @@ def test_nothing_is_lost_or_told_twice(parts):
     shares = [share(step, rank) for rank in range(4)]
     assert sorted(part for one in shares for part in one.slices) == sorted(parts)
     assert sorted(new.id for one in shares for new in one.starts) == sorted(part.sequence for part in parts)
-    for lane, tokens in pooled(step, 4).items():
+    for lane, (tokens,) in pooled(step, 4).items():
         assert tokens == tuple(sum(part.length for part in one.slices if part.lane == lane) for one in shares)

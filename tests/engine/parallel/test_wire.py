@@ -76,7 +76,8 @@ steps = st.builds(
 )
 
 
-crowds = st.dictionaries(st.sampled_from(["main", "decode", COPY_OUT]), st.lists(small, max_size=4).map(tuple))
+counts = st.lists(small, max_size=4).map(tuple)
+crowds = st.dictionaries(st.sampled_from(["main", "decode", COPY_OUT]), st.lists(counts, max_size=2).map(tuple))
 
 
 @given(steps, st.lists(st.builds(Token, ids, small, small), max_size=4), crowds)
