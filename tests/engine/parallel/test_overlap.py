@@ -1,5 +1,6 @@
 """What is computed beside exchanges is what is computed without: real ranks over Gloo."""
 
+from contextlib import closing
 from functools import cache
 
 import pytest
@@ -7,9 +8,16 @@ import torch
 
 from engine.errors import EngineError
 from engine.overlap import Overlap, halved, passes
+from engine.parallel.backend import ParallelBackend
+from engine.parallel.config import WorkerConfig
+from engine.parallel.layout import Layout
+from engine.tiny import tiny
 from playground.core import Slice
 from playground.sim.cost import Shape
 from playground.sim.overlap import split
+from tests.engine.parallel.forked import forked
+from tests.engine.parallel.layouts import SIZES, Crew, difference
+from tests.engine.parallel.layouts import Case as ServedCase
 from tests.engine.parallel.overlapping import Case, alone, together
 
 PROMPTS = [(0, 0, 5), (1, 0, 9), (2, 0, 3)]
@@ -75,6 +83,23 @@ def test_ranks_compute_what_one_computes_without_overlap(index, found):
 @pytest.mark.parametrize("family", ["llama", "deepseek-v2"])
 def test_one_rank_computes_halves_too(family):
     check([alone(family, STEPS, TWO_BATCH)], expected(family, False))
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "overlap"),
+    [
+        ("llama", Layout(tp=2), TWO_BATCH),
+        ("qwen2-moe", Layout(replicas=2, ep=2, lockstep=True), TWO_BATCH),
+        ("qwen2-moe", Layout(replicas=2, ep=2, lockstep=True, exchange="all_to_all"), Overlap("single_batch")),
+    ],
+    ids=["team", "halves in lockstep", "way to the experts"],
+)
+def test_served_tokens_are_those_of_one_rank(family, layout, overlap, tmp_path):
+    """With preemption, prompts in chunks, and replicas that cannot know how others halve."""
+    config = WorkerConfig(str(tiny(family)), layout, f"file://{tmp_path / 'meet'}", sizes=SIZES, overlap=overlap)
+    case = ServedCase("chunked_prefill", "tight")
+    with closing(Crew(ParallelBackend(config, forked(layout.ranks)))) as crew:
+        assert not difference(family, case, crew.serve(case))
 
 
 # --- halves
