@@ -1,9 +1,11 @@
-"""The CUDA backend as a stage of a pipeline, on a host that plays the GPU: together stages serve what one rank does."""
+"""The CUDA backend as one rank of many, on a host that plays the GPU: stages, and a team, serve what one rank does."""
 
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from math import inf
+from threading import Barrier
 from time import sleep
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from engine.backend import TorchBackend
 from engine.config import read_config
 from engine.cuda.backend import CudaBackend
+from engine.cuda.state import Picking
 from engine.errors import StepFailed
 from engine.load import load_model
 from engine.models.decoder import Decoder, Part
@@ -47,8 +50,7 @@ class Line:
 
 
 def stage_of(folder, layout, stage, lines):
-    """A stage's decoder, which computes on the host as it would on a GPU; `lines[i]` leads from stage i to the next."""
-    config = read_config(folder)
+    """A stage's decoder; `lines[i]` leads from stage i to the next."""
     last = layout.stages - 1
     part = Part(
         first=stage == 0,
@@ -56,9 +58,15 @@ def stage_of(folder, layout, stage, lines):
         before=lines[stage - 1] if stage else None,
         after=lines[stage] if stage < last else None,
     )
-    keep = Cut(config.shape, layout.span(stage, config.shape.layers))
+    return part_of(folder, layout, Place(0, stage, 0), part)
+
+
+def part_of(folder, layout, place, part):
+    """A rank's decoder, which computes on the host as it would on a GPU."""
+    config = read_config(folder)
+    keep = Cut(config.shape, layout.span(place.stage, config.shape.layers), place.tp_rank, layout.tp)
     weights = read_weights(folder, config.shape, torch.float32, "cpu", keep=keep)
-    return Decoder(local_config(config, layout, Place(0, stage, 0)), weights, host_ops(), part)
+    return Decoder(local_config(config, layout, place), weights, host_ops(), part)
 
 
 class Pipeline:
@@ -246,3 +254,87 @@ def test_buffers_hold_the_largest_step():
         sizes = dict(blocks=4, max_seqs=2, max_tokens=64, max_length=64)
         with closing(CudaBackend(stage, graphs=graphs, timeline=HostTimeline(), **sizes)) as backend:
             assert backend._inlet.hidden.shape == (tokens, stage.shape.hidden)
+
+
+class Table:
+    """Where two ranks, each a thread, put what they give and find what both gave."""
+
+    def __init__(self):
+        self.met, self.given = Barrier(2, timeout=60), [None, None]
+
+    def exchanged(self, rank, x):
+        self.given[rank] = x.clone()
+        self.met.wait()
+        both = tuple(self.given)
+        self.met.wait()
+        return both
+
+
+class Team:
+    def __init__(self, rank, table):
+        self.rank, self.size, self.table = rank, 2, table
+
+    def add_sum(self, partial, x):
+        x.add_(sum(self.table.exchanged(self.rank, partial)))
+        return lambda: x
+
+    def sum(self, x):
+        x.copy_(sum(self.table.exchanged(self.rank, x)))
+
+    def gather(self, x):
+        return torch.cat(self.table.exchanged(self.rank, x), 1)
+
+
+class Pair:
+    """Two tensor-parallel ranks, which are told the same at the same time."""
+
+    def __init__(self, folder, **options):
+        layout, table = Layout(tp=2), Table()
+        self.ranks = [
+            CudaBackend(
+                part_of(folder, layout, Place(0, 0, rank), Part(team=Team(rank, table))),
+                timeline=HostTimeline(), **(SIZES | options),
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        self.threads, self.tokens = ThreadPoolExecutor(2), {}
+        self.both(CudaBackend.start)
+        self.spec, self.now = self.ranks[0].spec, self.ranks[0].now
+
+    def both(self, do, *arguments):
+        return list(self.threads.map(lambda rank: do(rank, *arguments), self.ranks))
+
+    def launch(self, step):
+        self.both(CudaBackend.launch, step)
+
+    def wait(self, until=inf):
+        done = self.ranks[0].wait(until)
+        if done is None:
+            return None
+        other = self.ranks[1].wait()
+        assert (done.step, done.tokens, done.ended, done.logprobs) == (
+            other.step,
+            other.tokens,
+            other.ended,
+            other.logprobs,
+        )
+        for id, tokens in done.tokens.items():
+            self.tokens.setdefault(id, []).extend(tokens)
+        return done
+
+    def close(self):
+        self.both(CudaBackend.close)
+        self.threads.shutdown()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_team_samples_the_same_tokens(expected, graphs):
+    """Random, penalised and logprobs' ones, too; what is captured on first use both ranks capture in the same order."""
+    with closing(Pair(tiny("llama"), graphs=graphs)) as backend:
+        seen = serve_all(backend)
+        if graphs:
+            first, second = (list(rank._graphs._captured) for rank in backend.ranks)
+            assert first == second
+            assert {picking for _, picking in first} == {Picking.GREEDY, Picking.DRAWN, None}
+    assert backend.tokens == expected
+    assert "recompute" in seen.events
