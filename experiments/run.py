@@ -274,7 +274,7 @@ def main() -> None:
     overrides.register()
     launcher.register()
     _work()
-    before = signal(SIGTERM, _terminate)
+    before = signal(SIGTERM, torchrun.patient(_terminate, os.environ))
     # The console script, unlike `python -m`, would not find a user's module in the folder that it is called from.
     sys.path.append(os.getcwd())
     try:

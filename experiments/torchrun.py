@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from signal import ITIMER_REAL, SIGALRM, setitimer, signal
 from typing import TYPE_CHECKING, Any
 
 from hydra.utils import get_object
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 MEETING = 120.0
 """Seconds for which a worker looks for its driver."""
+
+GRACE = 2.0
+"""Seconds that a driver has to find out why it is to end."""
+
+Handler = Callable[..., object]
 
 
 def work(environment: Mapping[str, str]) -> int | None:
@@ -65,6 +71,18 @@ def check_alone(what: str, environment: Mapping[str, str]) -> None:
             f"{what} starts its ranks itself, and torchrun has started {here.ranks} of it (WORLD_SIZE={here.ranks}): "
             "start the program without torchrun"
         )
+
+
+def patient(terminate: Handler, environment: Mapping[str, str]) -> Handler:
+    """A handler of SIGTERM. torchrun sends it to all when one process has ended; which one, the driver soon knows."""
+    if _here(environment) is None:
+        return terminate
+
+    def later(*_: object) -> None:
+        signal(SIGALRM, terminate)
+        setitimer(ITIMER_REAL, GRACE)
+
+    return later
 
 
 def _here(environment: Mapping[str, str]) -> Torchrun | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
-from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
+from signal import SIG_BLOCK, SIG_IGN, SIG_SETMASK, SIGINT, SIGTERM, pthread_sigmask, signal
 from subprocess import Popen
 from time import monotonic, perf_counter, sleep
 
@@ -176,6 +176,7 @@ def follow(here: Torchrun, key: bytes, patience: float, make: Make = make_backen
     settle_in()
     deadline = monotonic() + patience
     lines = Lines(*[_introduce(here, key, line, deadline) for line in Lines._fields])
+    signal(SIGTERM, SIG_IGN)  # torchrun sends it to all when one is lost: the driver is to tell which, and ends them
     return serve(lines, here.seat, make)
 
 

@@ -14,7 +14,9 @@ import pytest
 from engine.parallel.launch import free_port
 from engine.tiny import tiny
 from experiments import torchrun
+from experiments.run import _terminate
 from experiments.settings import Parallel, SettingError, Settings
+from experiments.workers import Terminated
 from playground.trace import read
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +115,16 @@ def test_another_rank_finds_no_driver(playground, monkeypatch):
     assert outcome.err.startswith("error: MASTER_ADDR=localhost, PLAYGROUND_PORT=")
     assert len(outcome.err.splitlines()) == 1
     assert not list(outcome.folder.iterdir())
+
+
+def test_a_driver_has_a_moment_to_find_out_who_was_lost(monkeypatch):
+    """torchrun sends SIGTERM to all that are left."""
+    monkeypatch.setattr(torchrun, "GRACE", 0.1)
+    with pytest.raises(Terminated):
+        torchrun.patient(_terminate, {})()
+    torchrun.patient(_terminate, UNDER)()
+    with pytest.raises(Terminated):
+        time.sleep(10)
 
 
 # --- the end of a run that was to go on
