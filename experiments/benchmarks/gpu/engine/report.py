@@ -21,6 +21,8 @@ class Report:
     out: Path | None
     budget: float
     method: str = ""
+    name: str = "gpu_engine"
+    """Of the file."""
     began: float = field(default_factory=time.perf_counter)
     facts: dict[str, Any] = field(default_factory=dict)
     checks: list[dict[str, Any]] = field(default_factory=list)
@@ -64,7 +66,7 @@ class Report:
             "method": self.method, "facts": self.facts, "rows": self.rows, "checks": self.checks,
             "failures": self.failures, "seconds": self.seconds,
         }  # fmt: skip
-        (self.out / "gpu_engine.json").write_text(json.dumps(found, indent=1, default=str) + "\n")
+        (self.out / f"{self.name}.json").write_text(json.dumps(found, indent=1, default=str) + "\n")
 
     def show(self) -> None:
         good = sum(check["good"] for check in self.checks)
@@ -77,11 +79,16 @@ class Report:
         print("\n".join(f"FAILED {f['name']}: {f['error']} {f['at']}" for f in self.failures))
 
 
+def reached(row: dict[str, Any]) -> bool:
+    """Whether it is what it should be: a time at most, a ratio at least."""
+    return bool(row["measured"] >= row["target"] if row["unit"] == "times" else row["measured"] <= row["target"])
+
+
 def _line(row: dict[str, Any]) -> str:
     numbers = [f"{row[name]:9.3f}" if row[name] else " " * 9 for name in ("limit", "target", "measured")]
     known = {"work", "limit", "target", "measured", "unit"}
     more = ", ".join(f"{name} {_short(value)}" for name, value in row.items() if name not in known)
-    missed = " MISSED" if row["target"] and row["measured"] > row["target"] else ""
+    missed = " MISSED" if row["target"] and not reached(row) else ""
     return f"{row['work']:52s} {' '.join(numbers)} {row['unit']}{missed}  {more}"
 
 

@@ -1,0 +1,1 @@
+"""Many ranks on real devices: `python -m experiments.benchmarks.ranks`."""

@@ -1,0 +1,84 @@
+"""What every part of the benchmark uses: the report, the sizes, the machine, and crews of workers on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from engine.errors import EngineError
+from engine.overlap import NONE, Overlap
+from engine.parallel.backend import ParallelBackend
+from engine.parallel.config import WorkerConfig
+from engine.parallel.launch import free_port, spawned
+from engine.parallel.layout import Layout
+from engine.parallel.supervise import Hire
+from experiments.benchmarks.gpu.engine.report import Report
+from experiments.benchmarks.ranks import shapes
+from experiments.benchmarks.ranks.sizes import Sizes
+from playground.core import Request
+
+ONE = Layout()
+PATIENCE = 90.0
+"""Seconds after which ranks that wait for one another are given up."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """`folder` holds the models' configs; `ranks`: how many may have a device of their own."""
+
+    report: Report
+    sizes: Sizes
+    folder: Path
+    device: str
+    ranks: int
+    hire: Callable[[int], Hire] = spawned
+    _runs: Iterator[int] = field(default_factory=count)
+
+    def requests(self, prompt: int) -> Callable[[int, int], Request]:
+        """Makes requests from a number and an output length; another one's are others."""
+        first = next(self._runs) * 1_000_000
+        return lambda id, output: Request(first + id, 0.0, prompt, output, output)
+
+    def model(self, name: str, **changes: Any) -> str:
+        """The path of a shipped model's config with some values of its own."""
+        return self.written(name, self.config(name) | changes)
+
+    def config(self, name: str) -> dict[str, Any]:
+        return shapes.config(name, self.sizes.tiny)
+
+    def written(self, name: str, content: Mapping[str, Any]) -> str:
+        return shapes.write(self.folder, f"{name}-{abs(hash(str(content))):x}", content)
+
+    @contextmanager
+    def crew(
+        self, path: str, layout: Layout = ONE, dtype: str = "bfloat16", overlap: Overlap = NONE, **sizes: Any
+    ) -> Iterator[ParallelBackend]:
+        """Workers with random weights of a shape, warmed up; `sizes` as backends take them."""
+        if layout.ranks > self.ranks:
+            raise EngineError(f"needs {layout.ranks} GPUs, and this machine has {self.ranks}")
+        given: dict[str, Any] = {"max_seqs": 256, "max_tokens": 8192, "max_length": self.sizes.sequence}
+        if self.device == "cpu":  # where nobody says how much memory is there to be used
+            given["blocks"] = 400
+        backend = ParallelBackend(
+            WorkerConfig(
+                path=path,
+                layout=layout,
+                rendezvous=f"tcp://127.0.0.1:{free_port('127.0.0.1')}",
+                weights="random",
+                dtype=dtype if self.device == "cuda" else "float32",
+                device=self.device,
+                sizes=given | sizes,
+                patience=PATIENCE,
+                overlap=overlap,
+            ),
+            self.hire(layout.ranks),
+        )
+        try:
+            backend.now()
+            yield backend
+        finally:
+            backend.close()
