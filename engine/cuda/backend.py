@@ -118,7 +118,7 @@ class CudaBackend:
             forwards_tokens=True,
         )
         with enough_memory(f"limits.max_seqs={max_seqs}: no GPU memory for the state of so many sequences; lower it"):
-            self._state = SlotState(self.spec, 2 * max_seqs, model.device)
+            self._state = SlotState(self.spec, 2 * max_seqs * model.part.stages, model.device)
         self._inlet, self._outlet = self._passages(graphs)
         self._timeline.synchronize()  # what was made on the default stream is there for the others
         self._activations = self._measure() if model.device.type == "cuda" else 0

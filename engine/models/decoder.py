@@ -100,6 +100,8 @@ class Part:
 
     first: bool = True
     last: bool = True
+    stages: int = 1
+    """Of the pipeline: so many steps are in flight at the same time."""
     team: Team | None = None
     exchange: Exchange | None = None
     """Where tokens travel to their experts; None: all that a token is to meet is in its own team."""

@@ -100,6 +100,7 @@ def join(
     return Part(
         first=place.stage == 0,
         last=place.stage == layout.stages - 1,
+        stages=layout.stages,
         team=team,
         exchange=_exchange(layout, place, experts, device, run) if experts else None,
         held=where(layout.held(place, experts), experts, device) if experts else None,

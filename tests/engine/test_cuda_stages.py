@@ -55,6 +55,7 @@ def stage_of(folder, layout, stage, lines):
     part = Part(
         first=stage == 0,
         last=stage == last,
+        stages=layout.stages,
         before=lines[stage - 1] if stage else None,
         after=lines[stage] if stage < last else None,
     )
@@ -216,6 +217,16 @@ def test_swaps_and_more_sequences_than_slots(driver):
     driver.run(driver.slice(0), driver.swap_out(1))
     driver.run(driver.slice(2), driver.swap_in(1))
     assert [driver.decode(id)[0] for id in range(3)] == expected
+
+
+def test_every_stage_may_have_steps_of_other_sequences():
+    """As many as stages, and as many again while those that came back are not collected yet."""
+    with closing(Pipeline(tiny("llama"), Layout(stages=4), max_seqs=1, graphs=False)) as backend:
+        driver = BackendDriver(backend, range(20))
+        for id in range(8):
+            driver.add(id, (5, 6, 7 + id), 2)
+            driver.launch(driver.step(driver.slice(id)))
+        assert [list(backend.wait().tokens) for _ in range(8)] == [[id] for id in range(8)]
 
 
 def test_an_unknown_token_is_no_input(driver):
