@@ -96,7 +96,8 @@ class Graphs:
         if (shape, picking) not in self._captured:
             packed = self._packed[: sum(shape.sizes)]
             # Capturing runs the work, too: for nobody, since other rows' blocks may belong to others by now.
-            packed.copy_(idle(shape, self._scratch))
+            with self._timeline.computing():  # steps before may yet have to read their batch
+                packed.copy_(idle(shape, self._scratch))
             work = self._leaving(packed, shape) if picking is None else self._picking(packed, shape, picking)
             self._captured[shape, picking] = self._timeline.capture(work)
         return self._captured[shape, picking]
