@@ -86,7 +86,7 @@ def _stages(
     )
     rows = []
     for stage, (started, finished) in enumerate(_spans(work)):
-        holes = _holes(started, finished, np.minimum(heard, launched), launched, window)
+        holes = _holes(started, finished, heard, launched, window)
         seconds = _by_cause(holes, stage, present)
         busy = window[1] - window[0] - float((holes.end - holes.begin).sum())
         rows.append({"group": group, "stage": stage, "busy": busy} | seconds)
