@@ -58,9 +58,11 @@ class Flight:
         )
 
     def _copied(self, parts: Sequence[Done]) -> list[tuple[float, float]]:
-        """Stages copy beside one another."""
+        """Stages copy beside one another; one counts as done when those before it are, too: so replays have it."""
         starts = [max(part.started, self.launched) for part in parts]
-        return [(start, max(start, part.finished)) for start, part in zip(starts, parts, strict=True)]
+        ends = accumulate((part.finished for part in parts), max, initial=self.launched)
+        next(ends)
+        return [(start, max(start, end)) for start, end in zip(starts, ends, strict=True)]
 
     def _computed(self, parts: Sequence[Done], free: list[float]) -> list[tuple[float, float]]:
         """When each stage was at work, on the driver's clock; what lags a little keeps cause before effect."""
