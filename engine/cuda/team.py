@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks on GPUs of one host: small messages go by peer loads, several times faster than by NCCL."""
+"""Ranks on GPUs of one host: small messages go by peer loads, several times faster than by NCCL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.models.decoder import Team
 from engine.models.passing import Pending
-from engine.parallel.exchange import Group, Run
+from engine.parallel.exchange import Group, Run, Ways
 from engine.parallel.peers import Peers
 
 CAPACITY = 4 << 20
@@ -55,6 +55,37 @@ class NearTeam:
     def _added(self, partial: Tensor, x: Tensor) -> Tensor:
         self._peers.add_sum(partial, x)
         return x
+
+
+class NearWays:
+    """Of rows to experts and back: what fits goes by `peers`, the rest by `far`."""
+
+    def __init__(self, peers: Peers, far: Ways, shared: bool) -> None:
+        """`shared`: `far` cannot swap."""
+        self._peers, self._far, self._shared = peers, far, shared
+
+    def gather(self, rows: Tensor) -> Tensor:
+        if not self._peers.fits(rows.nbytes):
+            return self._far.gather(rows)
+        return self._peers.gather_rows(rows)
+
+    def scatter_sum(self, rows: Tensor) -> Tensor:
+        if not self._peers.fits(rows.nbytes):
+            return self._far.scatter_sum(rows)
+        return self._peers.scatter_sum(rows)
+
+    def swap(self, rows: Tensor) -> Tensor:
+        if not self._shared:
+            return self._far.swap(rows)
+        size, rank = self._peers.size, self._peers.rank
+        everything = self._peers.gather_rows(rows).view(size, size, -1, rows.shape[1])
+        return everything[:, rank].flatten(0, 1)
+
+
+def near_ways(circle: Group, far: Ways, device: torch.device, shared: bool) -> NearWays:
+    """All ranks of a group at once. `circle`: theirs, over Gloo; `shared`: they may be on one GPU."""
+    rank, size, group = circle
+    return NearWays(Peers(group, rank, size, device, SHARED_CAPACITY if shared else CAPACITY), far, shared)
 
 
 def near_team(circle: Group, far: Team, run: Run[Any], device: torch.device, shared: bool) -> NearTeam:

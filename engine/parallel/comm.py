@@ -16,7 +16,7 @@ from engine.models.decoder import Team as AnyTeam
 from engine.models.passing import Pending
 from engine.overlap import NONE, Overlap
 from engine.parallel.beside import beside
-from engine.parallel.exchange import AllToAll, Gathering, Group, Run, at_once, check_exchange, where
+from engine.parallel.exchange import AllToAll, Distributed, Gathering, Group, Run, at_once, where
 from engine.parallel.layout import Layout, Place
 
 
@@ -96,13 +96,14 @@ def join(
         from engine.cuda.team import near_team
 
         team = near_team(_among(layout, place, _teams(layout), "gloo"), team, run, device, share_gpus)
+    exchange = _exchange(layout, place, experts, device, run, near, share_gpus) if experts else None
     before, after = _neighbours(layout, rank, device, patience, share_gpus)
     return Part(
         first=place.stage == 0,
         last=place.stage == layout.stages - 1,
         stages=layout.stages,
         team=team,
-        exchange=_exchange(layout, place, experts, device, run) if experts else None,
+        exchange=exchange,
         held=where(layout.held(place, experts), experts, device) if experts else None,
         before=before,
         after=after,
@@ -128,21 +129,37 @@ def _teams(layout: Layout) -> list[list[Place]]:
     ]
 
 
-def _exchange(layout: Layout, place: Place, experts: int, device: torch.device, run: Run[Any]) -> Exchange | None:
+def _exchange(
+    layout: Layout, place: Place, experts: int, device: torch.device, run: Run[Any], near: bool, share_gpus: bool
+) -> Exchange | None:
     """None: a team's ranks have all of their tokens, and nobody else's."""
-    check_exchange(layout.exchange, layout.ep, layout.sharing)
-    held, padded = where(layout.held(place, experts), experts, device), layout.exchange.startswith("padded")
-    replicas, tp_ranks = range(layout.replicas), range(layout.tp)
-    if layout.exchange.endswith("all_to_all"):
-        if layout.lockstep:
-            sharing = [[Place(r, stage, t) for r in replicas for t in tp_ranks] for stage in range(layout.stages)]
-        else:
-            sharing = [[Place(r, stage, t) for t in tp_ranks] for r in replicas for stage in range(layout.stages)]
-        return AllToAll(_among(layout, place, sharing), layout.tp, held, padded, run)
-    if not layout.lockstep:
+    to_all = layout.exchange.endswith("all_to_all")
+    if not to_all and not layout.lockstep:
         return None
-    alike = [[Place(r, stage, t) for r in replicas] for stage in range(layout.stages) for t in tp_ranks]
-    return Gathering(_among(layout, place, alike), held, padded, run)
+    held, padded = where(layout.held(place, experts), experts, device), layout.exchange.startswith("padded")
+    teams = _sharing(layout) if to_all else _alike(layout)
+    group, ways = _among(layout, place, teams), None
+    if near:
+        from engine.cuda.team import near_ways
+
+        ways = near_ways(_among(layout, place, teams, "gloo"), Distributed(group), device, share_gpus)
+    if to_all:
+        return AllToAll(group, layout.tp, held, padded, run, ways)
+    return Gathering(group, held, padded, run, ways)
+
+
+def _sharing(layout: Layout) -> list[list[Place]]:
+    """Ranks that share experts."""
+    replicas, tp_ranks = range(layout.replicas), range(layout.tp)
+    if layout.lockstep:
+        return [[Place(r, stage, t) for r in replicas for t in tp_ranks] for stage in range(layout.stages)]
+    return [[Place(r, stage, t) for t in tp_ranks] for r in replicas for stage in range(layout.stages)]
+
+
+def _alike(layout: Layout) -> list[list[Place]]:
+    """Of each replica one rank, all with the same share of its layers."""
+    replicas, tp_ranks = range(layout.replicas), range(layout.tp)
+    return [[Place(r, stage, t) for r in replicas] for stage in range(layout.stages) for t in tp_ranks]
 
 
 def _among(layout: Layout, place: Place, teams: list[list[Place]], backend: str | None = None) -> Group:

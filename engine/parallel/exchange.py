@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.errors import EngineError
 from engine.models.moe import Routed, Trip
 from engine.models.passing import Pending
 from engine.parallel.layout import Held
@@ -43,6 +42,44 @@ class Group(NamedTuple):
     group: Any
 
 
+class Ways(Protocol):
+    """How rows get from rank to rank of a group, as many from each to each."""
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """[n, width] of every rank, one below the other: [size * n, width], contiguous."""
+        ...
+
+    def scatter_sum(self, rows: Tensor) -> Tensor:
+        """This rank's n rows of the sum over all ranks of [size * n, width]."""
+        ...
+
+    def swap(self, rows: Tensor) -> Tensor:
+        """The rth n of [size * n, width] go to rank r, and come from it: [size * n, width]."""
+        ...
+
+
+class Distributed:
+    """By `torch.distributed`."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def gather(self, rows: Tensor) -> Tensor:
+        pool = rows.new_empty(self._group.size * len(rows), *rows.shape[1:])
+        dist.all_gather_into_tensor(pool, rows, group=self._group.group)
+        return pool
+
+    def scatter_sum(self, rows: Tensor) -> Tensor:
+        own = rows.new_empty(len(rows) // self._group.size, *rows.shape[1:])
+        reduce_scatter(own, rows, group=self._group.group)
+        return own
+
+    def swap(self, rows: Tensor) -> Tensor:
+        come = torch.empty_like(rows)
+        dist.all_to_all_single(come, rows, group=self._group.group)
+        return come
+
+
 def at_once(exchange: Callable[[], T]) -> Pending[T]:
     """Wait for an exchange as soon as it begins."""
     result = exchange()
@@ -64,20 +101,25 @@ def where(held: Held, experts: int, device: torch.device) -> Tensor:
 class Gathering:
     """Every rank sees the tokens of all replicas, and adds what its experts, or parts of them, give."""
 
-    def __init__(self, replicas: Group, held: Tensor, padded: bool, run: Run[Any] = at_once) -> None:
-        """`replicas`: the ranks with the same tensor-parallel rank and stage."""
+    def __init__(
+        self, replicas: Group, held: Tensor, padded: bool, run: Run[Any] = at_once, ways: Ways | None = None
+    ) -> None:
+        """`replicas`: the ranks with the same tensor-parallel rank and stage; `ways`: better ones."""
         self.held, self.replicas = held, replicas.size
         self._replicas, self._padded, self._run = replicas, padded, run
+        self._ways = ways or Distributed(replicas)
 
     def of(self, tokens: Sequence[int], beside: bool) -> Trip:
         """For a pass of so many tokens on each replica, whose exchanges go on `beside` what is computed, or do not."""
         most, run = max(tokens), self._run if beside else in_line(self._run)
         even = self._padded or min(tokens) == most
-        return _GatheredTrip(self._replicas, [most] * len(tokens) if even else tokens, even, run)
+        rows = [most] * len(tokens) if even else tokens
+        return _GatheredTrip(self._replicas, rows, self._ways if even else None, run)
 
 
 class _GatheredTrip:
-    def __init__(self, replicas: Group, rows: Sequence[int], even: bool, run: Run[Any]) -> None:
+    def __init__(self, replicas: Group, rows: Sequence[int], even: Ways | None, run: Run[Any]) -> None:
+        """`even`: ways of as many rows of each rank."""
         self._replicas, self._even, self._run = replicas, even, run
         edges = list(accumulate(rows, initial=0))
         self._spans = [slice(start, end) for start, end in pairwise(edges)]
@@ -86,42 +128,46 @@ class _GatheredTrip:
     def go(self, routed: Routed) -> Pending[Routed]:
         self._own = len(routed.y)
         sent = _packed(_padded(routed, self._rows))
-        pool = sent.new_empty(self._all, sent.shape[1])
-        arriving = self._run(lambda: self._gather(pool, sent))
+        arriving = self._run(lambda: self._gather(sent))
         return lambda: _unpacked(arriving(), routed)
 
     def come(self, sums: Tensor) -> Pending[Tensor]:
         returning = self._run(lambda: self._scatter(sums))
         return lambda: returning()[: self._own]
 
-    def _gather(self, pool: Tensor, sent: Tensor) -> Tensor:
-        group = self._replicas.group
-        if self._even:
-            dist.all_gather_into_tensor(pool, sent, group=group)
-            return pool
+    def _gather(self, sent: Tensor) -> Tensor:
+        if self._even is not None:
+            return self._even.gather(sent)
+        pool = sent.new_empty(self._all, sent.shape[1])
         pool[self._spans[self._replicas.rank]] = sent
         for rank, span in enumerate(self._spans):
             if span.stop > span.start:
-                dist.broadcast(pool[span], group=group, group_src=rank)
+                dist.broadcast(pool[span], group=self._replicas.group, group_src=rank)
         return pool
 
     def _scatter(self, sums: Tensor) -> Tensor:
-        group = self._replicas.group
-        if self._even:
-            own = sums.new_empty(self._rows, sums.shape[1])
-            reduce_scatter(own, sums, group=group)
-            return own
+        if self._even is not None:
+            return self._even.scatter_sum(sums)
         for rank, span in enumerate(self._spans):
             if span.stop > span.start:
-                dist.reduce(sums[span], group=group, group_dst=rank)
+                dist.reduce(sums[span], group=self._replicas.group, group_dst=rank)
         return sums[self._spans[self._replicas.rank]]
 
 
 class AllToAll:
     """A token goes to each rank that has one of its experts; every rank has whole ones."""
 
-    def __init__(self, ranks: Group, team: int, held: Tensor, padded: bool, run: Run[Any] = at_once) -> None:
-        """`ranks`: all that share experts, of which `team` neighbours each have the same tokens."""
+    def __init__(
+        self,
+        ranks: Group,
+        team: int,
+        held: Tensor,
+        padded: bool,
+        run: Run[Any] = at_once,
+        ways: Ways | None = None,
+    ) -> None:
+        """`ranks`: all that share experts, of which `team` neighbours each have equal tokens; `ways`: better ones."""
+        self._ways = ways or Distributed(ranks)
         self.held, self.replicas = held, ranks.size // team
         self._ranks, self._team, self._padded, self._run = ranks, team, padded, run
         self._each = (len(held) - 1) // ranks.size
@@ -129,26 +175,24 @@ class AllToAll:
     def of(self, tokens: Sequence[int], beside: bool) -> Trip:
         """As `Gathering.of`."""
         trip, run = _PaddedTrip if self._padded else _SortedTrip, self._run if beside else in_line(self._run)
-        return trip(self._ranks, self._team, self._each, -(-max(tokens) // self._team), run)
+        return trip(self._ranks, self._ways, self._team, self._each, -(-max(tokens) // self._team), run)
 
 
 class _PaddedTrip:
     """Every rank has room for all tokens of every other."""
 
-    def __init__(self, ranks: Group, team: int, each: int, rows: int, run: Run[Any]) -> None:
-        self._ranks, self._each, self._rows, self._run = ranks, each, rows, run
+    def __init__(self, ranks: Group, ways: Ways, team: int, each: int, rows: int, run: Run[Any]) -> None:
+        self._ranks, self._ways, self._each, self._rows, self._run = ranks, ways, each, rows, run
         self._begin = ranks.rank % team * rows
         self._tokens = 0
 
     def go(self, routed: Routed) -> Pending[Routed]:
         sent = _packed(self._addressed(routed)).view(self._ranks.size * self._rows, -1)
-        met = torch.empty_like(sent)
-        arriving = self._run(lambda: self._swap(met, sent))
+        arriving = self._run(lambda: self._ways.swap(sent))
         return lambda: _unpacked(arriving(), routed)
 
     def come(self, sums: Tensor) -> Pending[Tensor]:
-        back = torch.empty_like(sums)
-        returning = self._run(lambda: self._swap(back, sums))
+        returning = self._run(lambda: self._ways.swap(sums))
         return lambda: self._placed(returning().view(self._ranks.size, self._rows, -1).sum(0))
 
     def _addressed(self, routed: Routed) -> Routed:
@@ -160,10 +204,6 @@ class _PaddedTrip:
         picks = own.picks.masked_fill(~meant, NOBODY)
         every = (self._ranks.size, -1, -1)
         return Routed(own.y.expand(every), own.shares.expand(every), picks)
-
-    def _swap(self, target: Tensor, source: Tensor) -> Tensor:
-        dist.all_to_all_single(target, source, group=self._ranks.group)
-        return target
 
     def _placed(self, sums: Tensor) -> Tensor:
         """Among zeros for those tokens that other ranks of the team have sent."""
@@ -203,19 +243,6 @@ class _SortedTrip(_PaddedTrip):
         apart = sums.new_zeros(*self._meant.shape, sums.shape[1])
         apart[self._meant] = sums
         return apart.sum(0)
-
-
-EXCHANGES = ("all_gather", "padded_all_gather", "all_to_all", "padded_all_to_all")
-
-
-def check_exchange(exchange: str, ep: int, ranks: int) -> None:
-    """Whether an exchange is known, and can be of experts that are dealt out so."""
-    if exchange not in EXCHANGES:
-        raise EngineError(f"parallel.exchange={exchange} must be one of {', '.join(EXCHANGES)}")
-    if exchange.endswith("all_to_all") and ep < ranks:
-        raise EngineError(
-            f"parallel.exchange={exchange} needs experts of its own on every rank: set parallel.ep={ranks}, or gather"
-        )
 
 
 def _padded(routed: Routed, rows: int) -> Routed:

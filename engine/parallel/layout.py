@@ -10,6 +10,9 @@ from engine.config import DecoderConfig
 from engine.errors import EngineError
 from playground.model import Experts, ModelShape
 
+EXCHANGES = ("all_gather", "padded_all_gather", "all_to_all", "padded_all_to_all")
+"""Ways of tokens to experts on other ranks, see `engine.parallel.exchange`."""
+
 
 class Place(NamedTuple):
     """A rank's place in the grid."""
@@ -34,7 +37,7 @@ class Layout:
     Without `layers` they are dealt out evenly, the first stages taking one more where they do not divide. In lockstep
     (DP attention) a stage's ranks of all replicas share its experts, else those of one replica do: whole experts are
     dealt out `ep` times, and where more ranks share them than that, some have parts of the same ones. `exchange` is how
-    tokens get there.
+    tokens get there. A stage has room for `spare_layers` more than it begins with.
     """
 
     stages: int = 1
@@ -44,15 +47,30 @@ class Layout:
     lockstep: bool = False
     ep: int = 1
     exchange: str = "all_gather"
+    spare_layers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("stages", "tp", "replicas", "ep"):
             if (value := getattr(self, name)) < 1:
                 raise EngineError(f"parallel.{name}={value} must be at least 1")
+        if self.spare_layers < 0 or (self.spare_layers and self.stages == 1):
+            raise EngineError(
+                f"parallel.spare_layers={self.spare_layers} must be 0, or more with parallel.stages of at least 2"
+            )
+        self._check_exchange()
         if self.sharing % self.ep:
             raise EngineError(
                 f"parallel.ep={self.ep} must divide the {self.sharing} ranks that share experts: parallel.tp, times "
                 "parallel.replicas with parallel.dp_attention=true"
+            )
+
+    def _check_exchange(self) -> None:
+        if self.exchange not in EXCHANGES:
+            raise EngineError(f"parallel.exchange={self.exchange} must be one of {', '.join(EXCHANGES)}")
+        if self.exchange.endswith("all_to_all") and self.ep < self.sharing:
+            raise EngineError(
+                f"parallel.exchange={self.exchange} needs experts of its own on every rank: set "
+                f"parallel.ep={self.sharing}, or gather"
             )
 
     @property

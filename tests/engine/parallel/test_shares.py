@@ -177,6 +177,10 @@ def test_layers_are_dealt_out_evenly_or_as_told():
         (dict(stages=9), r"parallel\.stages=9: the model has 4 layers"),
         (dict(stages=2, layers=(2, 1)), r"parallel\.layers=\[2, 1\] must give each of 2 stages"),
         (dict(tp=0), r"parallel\.tp=0 must be at least 1"),
+        (dict(tp=2, ep=3), r"parallel\.ep=3 must divide the 2 ranks that share experts"),
+        (dict(tp=2, ep=2), r"parallel\.ep=2: the model has no experts"),
+        (dict(tp=2, exchange="all_to_all"), r"parallel\.exchange=all_to_all needs experts of its own .*\.ep=2"),
+        (dict(exchange="post"), r"parallel\.exchange=post must be one of all_gather, "),
     ],
 )
 def test_sizes_that_do_not_divide_are_told(layout, told):
