@@ -22,6 +22,7 @@ from torch import Tensor
 
 from engine.parallel import ipc
 from engine.parallel.peers import Peers, Ring
+from engine.parallel.worker import settle_in
 
 CAPACITY = 1 << 20
 SLOTS = 2
@@ -95,12 +96,16 @@ class Exchanger:
         if self.ring is not None:
             if self.rank:
                 self.pause()  # until the ring is full and rank 0 must wait
-            for part in self.parts + self.parts:  # more than there are slots
+            for part in self.messages():
                 if self.rank == 0:
                     self.ring.put(part)
                 else:
                     found["taken"] = torch.cat((found["taken"], self.taken())) if "taken" in found else self.taken()
         return found
+
+    def messages(self) -> list[Tensor]:
+        """More than the ring has slots, and never what was in the same slot before."""
+        return self.parts + self.parts[::-1]
 
     def pause(self) -> None:
         if self.device.type == "cpu":
@@ -122,7 +127,7 @@ class Exchanger:
             "gather": torch.cat(self.parts, 1),
             "gather_rows": torch.cat([part[:3] for part in self.parts]),
             "scatter_sum": total[self.rank * n : self.rank * n + n].to(self.dtype),
-        } | ({"taken": torch.cat(self.parts + self.parts)} if self.ring is not None and self.rank else {})
+        } | ({"taken": torch.cat(self.messages())} if self.ring is not None and self.rank else {})
 
     def check(self, found: dict[str, Tensor], where: str) -> None:
         for name, tensor in self.wanted().items():
@@ -160,13 +165,14 @@ def replays(exchanger: Exchanger, count: int, delay: Callable[[], None]) -> None
 
 
 def main(rank: int, size: int, device: torch.device, folder: Path, count: int) -> None:
+    settle_in()  # a rank that waits for one that has died would stay when the test is killed
     store = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     chance = random.Random(rank)
     if device.type == "cpu":
         torch.set_num_threads(1)
         file_memory(folder, rank)
-        exchanger = Exchanger(rank, size, device, 5, 2500)
+        exchanger = Exchanger(rank, size, device, 3, 2500)
         rounds(exchanger, count, lambda: time.sleep(chance.random() * 0.05))
     else:
         torch.cuda.set_device(device)
