@@ -10,30 +10,47 @@ from engine.pooled import Passes, Pooled
 from playground.core import COPY_IN, COPY_OUT, Columns, Slice, Step
 
 
-def pooled(step: Step, replicas: int, overlap: Overlap = NONE) -> Pooled:
+def pooled(step: Step, replicas: int, overlap: Overlap = NONE, multiple: int = 1) -> Pooled:
     """Tokens of each replica, by lane in order; copies are nobody else's concern, but come back from all.
 
-    Where batches are halved, a rank cannot know how the others halve theirs.
+    Where batches are halved, a rank cannot know how the others halve theirs. `multiple`: so many rows of one token, or
+    a multiple, a rank computes beside longer slices, some of them for nobody.
     """
-    tokens: dict[str, Counter[int]] = {lane: Counter() for lane in step.lanes}
     part = step.columns
+    singles, longer = _counters(step), _counters(step)
     for lane, rank, length in zip(part.lane, part.rank, part.length, strict=True):
-        tokens[lane][rank] += length
-    counts = {lane: tuple([count[rank] for rank in range(replicas)]) for lane, count in tokens.items()}
-    return {
-        lane: () if lane in (COPY_IN, COPY_OUT) else _halves(step, lane, count, overlap)
-        for lane, count in counts.items()
-    }
+        (singles if length == 1 else longer)[lane][rank] += length
+    found: dict[str, Passes] = {}
+    for lane in step.lanes:
+        few, many = ([count[lane][rank] for rank in range(replicas)] for count in (singles, longer))
+        if lane in (COPY_IN, COPY_OUT):
+            found[lane] = ()
+        elif overlap.halves(max(map(sum, zip(few, many, strict=True)))):
+            found[lane] = _halves(step, lane, replicas, overlap, multiple)
+        else:
+            found[lane] = (tuple(map(_rows, few, many, [multiple] * replicas)),)
+    return found
 
 
-def _halves(step: Step, lane: str, count: tuple[int, ...], overlap: Overlap) -> Passes:
-    if not overlap.halves(max(count)):
-        return (count,)
-    ranks: list[list[Slice]] = [[] for _ in count]
+def _counters(step: Step) -> dict[str, Counter[int]]:
+    return {lane: Counter() for lane in step.lanes}
+
+
+def _rows(singles: int, longer: int, multiple: int) -> int:
+    return longer + (singles + -singles % multiple if longer else singles)
+
+
+def _halves(step: Step, lane: str, replicas: int, overlap: Overlap, multiple: int) -> Passes:
+    ranks: list[list[Slice]] = [[] for _ in range(replicas)]
     for part in step.slices:
         if part.lane == lane:
             ranks[part.rank].append(part)
-    return tuple([tuple(map(tokens_of, half)) for half in passes(ranks, overlap)])
+    return tuple([tuple([_rows_of(slices, multiple) for slices in half]) for half in passes(ranks, overlap)])
+
+
+def _rows_of(slices: list[Slice], multiple: int) -> int:
+    singles = sum(part.length == 1 for part in slices)
+    return _rows(singles, tokens_of(slices) - singles, multiple)
 
 
 def share(step: Step, rank: int) -> Step:

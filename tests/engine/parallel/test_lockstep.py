@@ -38,6 +38,14 @@ def test_of_halves_everybody_hears_how_others_cut_theirs():
     assert pooled(step, 3, Overlap("two_batch", rows=8))["main"] == ((7, 0, 4),)
 
 
+def test_rows_beside_prompts_are_padded_where_a_device_pads_them():
+    parts = [Slice(id, 0, id // 4, 5, 1, True, ()) for id in range(7)]
+    step = Step(8, 0, 1.0, (*parts, Slice(9, 0, 1, 0, 5, True, ())))
+    assert pooled(step, 2, multiple=8)["main"] == ((4, 13),)
+    assert pooled(step, 2)["main"] == ((4, 8),)
+    assert pooled(step, 2, Overlap("two_batch"), multiple=4)["main"] == ((2, 4), (2, 4))  # a prompt's last token is one
+
+
 slices = st.builds(
     Slice, st.integers(0, 9), st.just(0), st.integers(0, 3), st.just(0), st.integers(1, 9), st.booleans(), st.just(())
 )
