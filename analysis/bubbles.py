@@ -157,7 +157,7 @@ class _Known(NamedTuple):
         latest = self.latest[look]
         news = seen & (latest > np.where(look > 0, self.latest[look - 1], -np.inf))
         follows = np.zeros(len(look), dtype=bool)
-        follows[1:] = seen[1:] & ~news[1:] & (latest[1:] == latest[:-1]) & (look[1:] - look[:-1] <= 1)
+        follows[1:] = seen[1:] & ~news[1:] & (look[1:] - look[:-1] <= 1)
         head = np.maximum.accumulate(np.where(follows, 0, np.arange(len(look))))
         heard = np.empty(len(look))
         heard[order] = np.where(news[head], latest, planned[order])

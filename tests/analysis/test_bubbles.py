@@ -88,6 +88,30 @@ def test_steps_planned_one_after_another_wait_for_the_host():
     assert causes([request(0, 10)], steps, [(0, 0), (4, 1), (5, 1)])[0, 0] == {"busy": 3, "host": 7}
 
 
+def test_a_policy_that_goes_on_later_with_what_it_knew():
+    """At 4 it launches one step; looks at 5, and launches nothing; has itself woken at 8."""
+    steps = [step(0, 0, 0, [(0, 1)]), step(1, 4, 4, [(4, 5)]), step(2, 8, 8, [(8, 9)])]
+    assert causes([request(0, 9)], steps, [(0, 0), (4, 1), (5, 1), (8, 1)])[0, 0] == {
+        "busy": 3,
+        "host": 3,
+        "unready": 3,
+    }
+
+
+def test_a_repetition_that_nobody_looked_for():
+    """It begins when it was decided, whatever the look before it brought."""
+    steps = [step(0, 0, 0, [(0, 1)]), step(1, 3, 3, [(3, 4)]), step(2, 6, 7, [(7, 8)])]
+    assert causes([request(0, 8)], steps, [(0, 0), (3, 1)])[0, 0] == {"busy": 3, "host": 3, "unready": 2}
+
+
+def test_a_completion_from_a_clock_that_is_ahead():
+    """Known at 4, it ended at 5 by its own host's clock: the account adds up all the same."""
+    steps = [step(0, 0, 0, [(0, 1), (2, 5)]), step(1, 4, 4, [(6, 7), (7, 8)])]
+    found = causes([request(0, 8)], steps, [(0, 0), (4, 1)])
+    assert [sum(found[0, stage].values()) for stage in (0, 1)] == [8, 8]
+    assert found[0, 0] == {"busy": 2, "unready": 3, "host": 2, "drain": 1}
+
+
 def test_copies_are_no_work_and_lanes_beside_one_another_count_once():
     steps = [
         step(0, 0, 0, [(0, 3)], lane="prefill"),
@@ -101,6 +125,12 @@ def test_replicas_have_their_own_requests_and_the_same_makespan():
     steps = [step(0, 0, 0, [(0, 1)]), step(1, 4, 4, [(4, 6)], group=1)]
     found = causes([request(0, 1), request(3, 6, rank=1)], steps, [(0, 0), (3, 1), (4, 1)])
     assert found == {(0, 0): {"busy": 1, "empty": 5}, (1, 0): {"busy": 2, "empty": 3, "unready": 1}}
+
+
+def test_what_happens_to_another_replica_is_no_news():
+    steps = [step(0, 0, 0, [(0, 4)]), step(1, 5, 5, [(5, 6)], group=1)]
+    found = causes([request(0, 4), request(3, 6, rank=1)], steps, [(0, 0), (3, 0), (5, 1)])
+    assert found[1, 0] == {"busy": 1, "empty": 3, "unready": 2}
 
 
 def test_a_run_without_steps():
