@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.backend import longest_sequence
-from engine.cuda.forward import ROWS, Forward, Picked, least_shape, pack, spans
+from engine.cuda.forward import ROWS, Forward, Picked
 from engine.cuda.graphs import Graphs, largest_shape
 from engine.cuda.memory import GRAPHS, Memory, fitting_blocks
 from engine.cuda.parcel import Parcel, Parcels
@@ -28,6 +28,7 @@ from engine.cuda.residents import Residents, Sampled, told, top_asked
 from engine.cuda.state import Picking, SlotState, Words
 from engine.cuda.swap import Swap
 from engine.cuda.timeline import Clock, CudaTimeline, Mark, Timeline
+from engine.cuda.turns import packed
 from engine.cuda.warmup import WARM_SLICES, measured, run_idle
 from engine.errors import EngineError, StepFailed
 from engine.kv import KvPool, block_bytes
@@ -212,21 +213,20 @@ class CudaBackend:
         batch = self._residents.place(step.columns_of(lane))
         picking = batch.rows.picking
         top = top_asked(batch.rows.residents) if Picking.LOGPROBS in picking else 0
-        graph = None if self._graphs is None else self._graphs.shape(batch)
-        shape = graph or least_shape(batch)
+        overlap, scratch = self._model.part.overlap, self._state.scratch
+        numbers, shape, sampled, known, graph = packed(batch, self._graphs, overlap, scratch)
         if graph is not None and self._graphs is not None:
             self._graphs.capture(graph, picking)
-        numbers, sampled = pack(batch, shape, self._state.scratch)
         counts = self._residents.recount(sampled) if Picking.PENALTIES in picking else ()
         parcel = self._parcels.take()
         with self._timeline.computing():
             if self._inlet is not None:
                 self._inlet.receive(shape.all_tokens)
-            packed, begun = self._send(parcel, numbers, counts)
+            sent, begun = self._send(parcel, numbers, counts)
             if graph is None or self._graphs is None:
-                found = self._forward(packed, shape, picking, top, spans(batch, shape))
+                found = self._forward(sent, shape, picking, top, known)
             else:
-                found = self._graphs.run(packed, shape, picking, top)
+                found = self._graphs.run(sent, graph, picking, top)
             answered, shares = self._bring_back(found, sampled, parcel)
             ended = self._timeline.mark()
             if self._outlet is not None and isinstance(found, Tensor):
@@ -366,7 +366,8 @@ class CudaBackend:
         before, after = model.part.before, model.part.after
         if before is None and after is None:
             return None, None
-        tokens = max(spec.max_tokens + ROWS, largest_shape(spec.max_seqs).all_tokens if graphs else 0)
+        padding = ROWS * (2 if model.part.overlap.halves(spec.max_tokens) else 1)  # each half has its own
+        tokens = max(spec.max_tokens + padding, largest_shape(spec.max_seqs).all_tokens if graphs else 0)
         with enough_memory(f"limits.max_tokens={spec.max_tokens}: no GPU memory to exchange so many; lower it"):
             like = torch.empty(tokens, model.shape.hidden, dtype=model.dtype, device=model.device)
             inlet = None if before is None else Inlet(before, like, self._timeline)

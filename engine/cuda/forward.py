@@ -20,6 +20,7 @@ from engine.logprobs import share_table
 from engine.models.decoder import Decoder, Inputs
 from kernels.batch import DeviceBatch, Span
 from playground.graphs import CHUNKS
+from playground.halves import cut
 
 ROWS = 8
 """Decode rows are a multiple of this beside prefills: what follows them in memory is aligned then."""
@@ -56,6 +57,22 @@ class Shape(NamedTuple):
     def wanted(self) -> int:
         """Rows of logits."""
         return self.decodes if self.rows is None else self.rows
+
+
+class Turns(NamedTuple):
+    """Two batches, one packed behind the other, that compute by turns; the second's tokens come later in sequences."""
+
+    first: Shape
+    second: Shape
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the parts of what is packed."""
+        return self.first.sizes + self.second.sizes
+
+    @property
+    def all_tokens(self) -> int:
+        return self.first.all_tokens + self.second.all_tokens
 
 
 def spans(batch: Batch, shape: Shape) -> list[Span]:
@@ -127,6 +144,13 @@ def _fill_mixed(packed: Words, batch: Batch, shape: Shape, scratch: int) -> Samp
     return Sampled(residents, (starts + lengths)[samples].tolist())
 
 
+Parts = tuple[Tensor, ...]
+"""Of a packed batch."""
+
+Known = Sequence[Sequence[Span]]
+"""Spans of each pass."""
+
+
 class Picked(NamedTuple):
     """Ids of the wanted rows and, if somebody asked, their table of logprobs, see `share_table`."""
 
@@ -147,31 +171,50 @@ class Forward:
         """Whether tokens come of it; of a stage before the last one hidden states do."""
 
     def __call__(
-        self, packed: Tensor, shape: Shape, picking: Picking, top: int = 0, known: Sequence[Span] = ()
+        self, packed: Tensor, shape: Shape | Turns, picking: Picking, top: int = 0, known: Known = ()
     ) -> Picked | Tensor:
         """The body and what ends it, of a batch that `pack` packed; `known`: see `body`."""
         return self.ended(self.body(packed, shape, known), packed, shape, picking, top)
 
-    def ended(self, found: Tensor, packed: Tensor, shape: Shape, picking: Picking, top: int = 0) -> Picked | Tensor:
+    def ended(
+        self, found: Tensor, packed: Tensor, shape: Shape | Turns, picking: Picking, top: int = 0
+    ) -> Picked | Tensor:
         """What a step comes to with what its body found: tokens, or hidden states as they are."""
         return self.pick(found, packed, shape, picking, top) if self.picks else found
 
     @torch.inference_mode()
-    def body(self, packed: Tensor, shape: Shape, known: Sequence[Span] = ()) -> Tensor:
+    def body(self, packed: Tensor, shape: Shape | Turns, known: Known = ()) -> Tensor:
         """Logits of the wanted rows, [rows, vocabulary]; hidden states of all tokens before the last stage.
 
-        `known`: the batch's `spans`, unless a graph will serve others.
+        `known`: each pass's `spans`, unless a graph will serve other batches.
         """
-        run = self._decode if shape.rows is None else self._mixed
-        return run(packed.split(shape.sizes), shape, known)
+        first, *later = self._passes(packed.split(shape.sizes), shape, known)
+        x = None if self._hidden is None else self._hidden[: shape.all_tokens]
+        return self._model.body(first, self._pool, x, *later)
 
-    def _decode(self, parts: tuple[Tensor, ...], shape: Shape, known: Sequence[Span]) -> Tensor:
+    def _passes(self, parts: Parts, shape: Shape | Turns, known: Known) -> list[Inputs]:
+        if isinstance(shape, Turns):
+            edge, (early, late) = len(shape.first.sizes), known
+            return [
+                *self._passes(parts[:edge], shape.first, [early]),
+                *self._passes(parts[edge:], shape.second, [late]),
+            ]
+        own = known[0] if known else ()
+        if shape.rows is not None:
+            return [self._mixed(parts, shape, own)]
         slots, contexts = parts
-        tables = self._state.tables.index_select(0, slots)
-        batch = DeviceBatch(shape.decodes, contexts.int(), tables, spans=known)
-        return self._run(slots, contexts - 1, None, batch)
+        if not self._model.part.overlap.halves(shape.decodes):
+            return [self._decode(slots, contexts, own)]
+        edge = cut((), shape.decodes, 0.0).rows
+        halves = slice(edge), slice(edge, None)
+        return [self._decode(slots[half], contexts[half], own[half]) for half in halves]
 
-    def _mixed(self, parts: tuple[Tensor, ...], shape: Shape, known: Sequence[Span]) -> Tensor:
+    def _decode(self, slots: Tensor, contexts: Tensor, known: Sequence[Span]) -> Inputs:
+        tables = self._state.tables.index_select(0, slots)
+        batch = DeviceBatch(len(slots), contexts.int(), tables, spans=known)
+        return self._inputs(slots, contexts - 1, None, batch)
+
+    def _mixed(self, parts: Parts, shape: Shape, known: Sequence[Span]) -> Inputs:
         token_slots, positions, slots, contexts, offsets, rows = parts
         batch = DeviceBatch(
             decodes=shape.decodes,
@@ -181,16 +224,15 @@ class Forward:
             tokens=shape.tokens,
             spans=known,
         )
-        return self._run(token_slots, positions, rows, batch)
+        return self._inputs(token_slots, positions, rows, batch)
 
-    def _run(self, slots: Tensor, positions: Tensor, rows: Tensor | None, batch: DeviceBatch) -> Tensor:
+    def _inputs(self, slots: Tensor, positions: Tensor, rows: Tensor | None, batch: DeviceBatch) -> Inputs:
         state, real = self._state, positions.clamp(min=0)
         places = state.kv_places(slots, real).masked_fill_(positions < 0, -1)
-        x = None if self._hidden is None else self._hidden[: len(real)]
-        return self._model.body(Inputs(state.tokens(slots, real), real, places, rows, batch), self._pool, x)
+        return Inputs(state.tokens(slots, real), real, places, rows, batch)
 
     @torch.inference_mode()
-    def pick(self, logits: Tensor, packed: Tensor, shape: Shape, picking: Picking, top: int = 0) -> Picked:
+    def pick(self, logits: Tensor, packed: Tensor, shape: Shape | Turns, picking: Picking, top: int = 0) -> Picked:
         """A token for each wanted row, stored and counted where the next step finds it.
 
         `picking` is all that some row asks for, `top` how many alternatives its logprobs hold.
@@ -205,8 +247,13 @@ class Forward:
         return Picked(ids, share_table(logits, ids, top, ops) if Picking.LOGPROBS in picking else None)
 
 
-def _wanted(parts: tuple[Tensor, ...], shape: Shape) -> tuple[Tensor, Tensor]:
+def _wanted(parts: Parts, shape: Shape | Turns) -> tuple[Tensor, Tensor]:
     """Slots of the tokens that are wanted, and the positions they will have."""
+    if isinstance(shape, Turns):
+        edge = len(shape.first.sizes)
+        both = _wanted(parts[:edge], shape.first), _wanted(parts[edge:], shape.second)
+        slots, positions = (torch.cat(pair) for pair in zip(*both, strict=True))
+        return slots, positions
     if shape.rows is None:
         slots, contexts = parts
         return slots, contexts

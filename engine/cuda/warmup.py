@@ -27,7 +27,7 @@ def run_idle(forward: Forward, state: SlotState, slices: int, length: int, rows:
     if shape.rows is not None:
         shape = shape._replace(decodes=max(shape.decodes, ROWS), rows=rows)
     packed, _ = pack(batch, shape, state.scratch)
-    forward(torch.from_numpy(packed).to(device), shape, Picking.GREEDY, known=spans(batch, shape))
+    forward(torch.from_numpy(packed).to(device), shape, Picking.GREEDY, known=[spans(batch, shape)])
 
 
 def measured(forward: Forward, state: SlotState, tokens: int, max_length: int, seqs: int, device: torch.device) -> int:
