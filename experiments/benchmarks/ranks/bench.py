@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from engine.parallel.supervise import Hire
 from experiments.benchmarks.gpu.engine.report import Report
 from experiments.benchmarks.ranks import shapes
 from experiments.benchmarks.ranks.sizes import Sizes
-from playground.core import Request
 
 ONE = Layout()
 PATIENCE = 90.0
@@ -36,12 +34,6 @@ class Bench:
     device: str
     ranks: int
     hire: Callable[[int], Hire] = spawned
-    _runs: Iterator[int] = field(default_factory=count)
-
-    def requests(self, prompt: int) -> Callable[[int, int], Request]:
-        """Makes requests from a number and an output length; another one's are others."""
-        first = next(self._runs) * 1_000_000
-        return lambda id, output: Request(first + id, 0.0, prompt, output, output)
 
     def model(self, name: str, **changes: Any) -> str:
         """The path of a shipped model's config with some values of its own."""

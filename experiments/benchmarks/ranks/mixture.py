@@ -130,7 +130,7 @@ def _logprob_error(expected: Told, found: Told, firsts: Mapping[int, int | None]
 def _throughput(bench: Bench, backend: Backend, size: int, name: str) -> float:
     """Tokens of answers a second."""
     sizes = bench.sizes
-    run = in_flight(backend, bench.requests(sizes.prompt), size, sizes.output, policy(2048, 1), sizes.window / 2)
+    run = in_flight(backend, sizes.request, size, sizes.output, policy(2048, 1), sizes.window / 2)
     bench.report.row(
         f"mixture, {sizes.layers} layers, {sizes.prompt} + {sizes.output} x {size}, {name}", run.tokens_per_second,
         "tokens/s", tpot_ms=run.tpot * 1e3, ended=run.ended, part="dpa",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def throttling(ahead: int) -> Composed:
 def _saturated(bench: Bench, backend: Backend, size: int, rules: Composed, name: str) -> float:
     """Tokens of answers a second."""
     sizes = bench.sizes
-    found: Steady = in_flight(backend, bench.requests(sizes.prompt), size, sizes.output, rules, sizes.window)
+    found: Steady = in_flight(backend, sizes.request, size, sizes.output, rules, sizes.window)
     bench.report.row(
         f"saturation, {sizes.prompt} + {sizes.output} x {size}, {name}", found.tokens_per_second, "tokens/s",
         tpot_ms=found.tpot * 1e3, steps=found.steps, ended=found.ended, part="pp",
@@ -79,31 +79,25 @@ def rules(name: str) -> Composed:
     return throttling(1)
 
 
-def conversations(count: int, rate: float, longest: int, first: int = 0) -> Iterator[Request]:
+def conversations(count: int, rate: float, longest: int, first: int = 0) -> list[Request]:
     """Lengths of Azure's conversations (2023), Poisson arrivals; the same each time but for their numbers."""
     rng = np.random.default_rng(5)
     prompts, outputs = LengthSet("azure_conv", "azure", longest - longest // 8, longest // 8).draw(rng, count)
     arrivals = np.cumsum(rng.exponential(1 / rate, count))
-    for id, (at, prompt, output) in enumerate(zip(arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)):
-        yield Request(first + id, at, prompt, output, output)
+    rows = zip(arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
+    return [Request(first + id, at, prompt, output, output) for id, (at, prompt, output) in enumerate(rows)]
 
 
 def time_bubbles(bench: Bench) -> None:
     sizes, folder = bench.sizes, bench.folder
     with bench.crew(bench.model(MODEL), Layout(stages=2), max_tokens=4 * TOKENS) as backend:
         for place, name in enumerate(POLICIES):
-            began = backend.now()
             requests = conversations(sizes.conversations, sizes.rate, sizes.longest, place * 1_000_000)
-            moved = [_later(request, began) for request in requests]
-            found = waited(backend, moved, rules(name), folder / f"bubbles-{place}")
+            found = waited(backend, requests, rules(name), folder / f"bubbles-{place}")
             bench.report.row(
                 f"bubbles, PP2, {name}", found.ratio, "share", part="bubbles", policy=name, blocks=backend.spec.blocks,
                 conversations=sizes.conversations, rate=sizes.rate, longest=sizes.longest, **found.told,
             )  # fmt: skip
-
-
-def _later(request: Request, seconds: float) -> Request:
-    return Request(request.id, request.arrival + seconds, request.prompt_length, request.max_tokens, request.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -126,10 +120,12 @@ class Waited:
         return {"causes": self.causes} | means
 
 
-def waited(backend: Backend, requests: list[Request], rules: Composed, folder: Path) -> Waited:
-    """Serve, record, and read what was recorded."""
+def waited(backend: Backend, requests: Sequence[Request], rules: Composed, folder: Path) -> Waited:
+    """Serve requests, whose arrivals count from now; record, and read what was recorded."""
+    began = backend.now()
+    source = OpenLoop([replace(request, arrival=began + request.arrival) for request in requests])
     with Trace(folder) as recorder:
-        serve(OpenLoop(requests), Scheduler(backend.spec, rules, prefix_cache=False), backend, recorder)
+        serve(source, Scheduler(backend.spec, rules, prefix_cache=False), backend, recorder)
     served, looks = (trace.read(folder, name).to_pandas() for name in ("requests", "looks"))
     steps = trace.read(folder, "steps", list(STEP_COLUMNS)).to_pandas()
     slices = trace.read(folder, "slices", list(SLICE_COLUMNS)).to_pandas()

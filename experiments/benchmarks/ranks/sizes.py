@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from playground.core import Request
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -38,6 +40,10 @@ class Sizes:
     rounds: int
     sequence: int
     """Longest that a backend has room for."""
+
+    def request(self, id: int, output: int) -> Request:
+        """Of a crowd."""
+        return Request(id, 0.0, self.prompt, output, output)
 
 
 FULL = Sizes(
