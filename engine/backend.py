@@ -14,6 +14,7 @@ from functools import partial
 from math import inf
 from threading import TIMEOUT_MAX, Condition
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -55,6 +56,7 @@ class TorchBackend:
             max_tokens=max_tokens,
             max_length=longest_sequence(model, max_length),
             forwards_tokens=True,
+            **room_of(model),
         )
         self.spec = replace(limits, blocks=_fitting_blocks(model, limits)) if blocks is None else limits
         self._runner = Runner(model, {0: make_pools(model, self.spec)})
@@ -161,9 +163,21 @@ class TorchBackend:
 def make_pools(model: Decoder, spec: Spec) -> Pools:
     """The KV pools of one rank, as a spec says."""
 
-    shape, size, dtype = model.shape, spec.block_size, model.dtype
-    host = KvPool(shape, spec.host_blocks, size, dtype, "cpu", "kv.host_blocks") if spec.host_blocks else None
-    return Pools(KvPool(shape, spec.blocks, size, dtype, model.device), host)
+    shape, size, dtype, spare = model.shape, spec.block_size, model.dtype, _spare(model)
+    host = None
+    if spec.host_blocks:
+        host = KvPool(shape, spec.host_blocks, size, dtype, "cpu", "kv.host_blocks", spare)
+    return Pools(KvPool(shape, spec.blocks, size, dtype, model.device, spare=spare), host)
+
+
+def room_of(model: Decoder) -> dict[str, Any]:
+    """What a spec says of layers that may move."""
+    mover = model.part.mover
+    return {} if mover is None else {"layers": mover.layers, "spare_layers": mover.spare}
+
+
+def _spare(model: Decoder) -> int:
+    return 0 if model.part.mover is None else model.part.mover.spare
 
 
 def longest_sequence(model: Decoder, asked: int | None) -> int:
@@ -177,7 +191,7 @@ def longest_sequence(model: Decoder, asked: int | None) -> int:
 def _fitting_blocks(model: Decoder, limits: Spec) -> int:
     """As many blocks as a share of the free memory holds, and no more than could ever be used."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    fitting = int(free * MEMORY_SHARE) // block_bytes(model.shape, limits.block_size, model.dtype)
+    fitting = int(free * MEMORY_SHARE) // block_bytes(model.shape, limits.block_size, model.dtype, limits.spare_layers)
     if fitting < 1:
         raise EngineError(f"kv.block_size={limits.block_size}: no memory for one block; lower it or free memory")
     return min(fitting, limits.max_seqs * limits.blocks_for(limits.max_length))

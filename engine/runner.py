@@ -78,7 +78,9 @@ class Runner:
         self._sequences: dict[int, Sequence] = {}
 
     def begin(self, step: Step) -> None:
-        """Get to know the requests that a step starts. Call before the step's lanes."""
+        """Move layers, and get to know the requests that a step starts. Call before the step's lanes."""
+        if step.move is not None:
+            self._move_layers(step.move.layers)
         for request in step.starts:
             self._sequences[request.id] = Sequence(request, self._model.shape.vocabulary)
 
@@ -211,7 +213,14 @@ class Runner:
             if sequence.end is not None:
                 ended.append(id)
 
-    # --- copies
+    # --- copies and moves
+
+    def _move_layers(self, layers: tuple[int, ...]) -> None:
+        """To where the step wants them; a model that is whole has all of them, wherever they are said to be."""
+        if (mover := self._model.part.mover) is None:
+            return
+        for device, host in self._pools.values():
+            mover.move(layers, self._model, device, *[] if host is None else [host.data])
 
     def _move_table(self, copy: Copy) -> None:
         """From now on the sequence's blocks are the target's; on the host it has none that a slice could use."""

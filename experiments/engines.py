@@ -225,6 +225,7 @@ def layout_of(parallel: Parallel) -> Layout:
         lockstep=parallel.dp_attention,
         ep=parallel.ep,
         exchange=parallel.exchange,
+        spare_layers=parallel.spare_layers,
     )
 
 
@@ -238,13 +239,11 @@ def _check_parallel(plan: Plan) -> None:
     """What the engine's ranks do not do yet, and what there is nothing to do for."""
     parallel = plan.settings.parallel
     check_overlap(parallel.overlap, plan.model, plan.tp, parallel.dp_attention)
-    undone = {"spare_layers": (0,), "padding": ("graphs",)}
-    for name, known in undone.items():
-        if (value := getattr(parallel, name)) not in known:
-            raise SettingError(
-                f"parallel.{name}={str(value).lower()}: backend=engine does not do that so far; set it to "
-                f"{str(known[0]).lower()}, or take backend=sim"
-            )
+    if parallel.padding != "graphs":
+        raise SettingError(
+            f"parallel.padding={parallel.padding}: backend=engine does not do that so far; set it to graphs, or take "
+            "backend=sim"
+        )
 
 
 def _check_torch() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from engine.weights import ExpertWeights, LayerWeights, Weights
 from kernels import reference
 from kernels.batch import DeviceBatch, PagedBatch
 from kernels.reference import rope_halves, rope_table
-from kernels.registry import Ops
+from kernels.registry import Ops, Project
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,25 @@ class Neighbour(Protocol):
     def send(self, x: Tensor) -> None: ...
 
 
+class Mover(Protocol):
+    """Brings layers to other stages, and some from there; see `Decoder.give`."""
+
+    spare: int
+    """Room for so many layers more than at first."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """How many each stage has now."""
+        ...
+
+    def move(self, layers: tuple[int, ...], model: Decoder, pool: KvPool, *others: Tensor) -> None:
+        """Have stages hold so many each: all of them call this between the same two passes.
+
+        What layers keep in `others` goes along: KV elsewhere, [layers, ...] in the order of `pool.data`.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Which part of the model this is, and whom it speaks to: the whole, unless said otherwise."""
@@ -109,6 +128,8 @@ class Part:
     """Of the model's experts in this rank's weights, see `Exchange`; None: all of them, or parts of all."""
     before: Neighbour | None = None
     after: Neighbour | None = None
+    mover: Mover | None = None
+    """None: layers stay where they are."""
     overlap: Overlap = NONE
     """Of its exchanges with what it computes. Whose batch is halved for that says who calls it."""
 
@@ -135,7 +156,7 @@ class Decoder:
     """A decoder with its weights; calling it computes logits and writes KV into the pool it is given."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, ops: Ops, part: Part = WHOLE) -> None:
-        """`config` and `weights` are those of the part."""
+        """`config` and `weights` are those of the part; `shape` stays as it is when layers come and go."""
         self.config = config
         self.shape = config.shape
         self.ops = ops
@@ -145,6 +166,9 @@ class Decoder:
         self._layers = [_layer(layer, ops, config, part) for layer in weights.layers]
         self._head = _head(weights, config, ops, part.team)
         self._attention = _attention(config, weights.layers, ops)
+        # Operations may have weights in a layout of their own, and then these are twice there.
+        self._weights = list(weights.layers) if part.mover else []
+        self._windows = list(config.windows)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -153,6 +177,21 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         return self._example.device
+
+    def give(self, first: bool) -> tuple[LayerWeights, int | None]:
+        """Its first layer or its last, which it has no longer, and that layer's window. It needs a `part.mover`."""
+        place = 0 if first else -1
+        self._layers.pop(place)
+        self._attention.drop(place)
+        return self._weights.pop(place), self._windows.pop(place)
+
+    def take(self, layer: LayerWeights, window: int | None, first: bool) -> None:
+        """Another layer, before its first one or after its last."""
+        place = 0 if first else len(self._layers)
+        self._layers.insert(place, _layer(layer, self.ops, self.config, self.part))
+        self._attention.put(place, layer, window)
+        self._weights.insert(place, layer)
+        self._windows.insert(place, window)
 
     def __call__(self, inputs: Inputs, pool: KvPool, later: Inputs | None = None) -> Tensor:
         """Logits of the wanted rows, [rows, vocabulary], in the model's dtype; [0, vocabulary] unless `part.last`.
@@ -288,21 +327,23 @@ Attended = Callable[[int, Tensor, Tensor], Tensor]
 def _attention(config: DecoderConfig, layers: tuple[LayerWeights, ...], ops: Ops) -> _Heads | LatentAttention:
     if config.shape.latent is None:
         return _Heads(config, layers, ops)
-    weights = [layer.latent for layer in layers if layer.latent is not None]
-    return LatentAttention(config, weights, [layer.attention_norm for layer in layers], ops)
+    return LatentAttention(config, layers, ops)
+
+
+class _HeadsLayer(NamedTuple):
+    qkv: Project
+    norm: Tensor | None
+    window: int | None
 
 
 class _Heads:
     """Attention whose keys and values are cached as they are, of all layers."""
 
     def __init__(self, config: DecoderConfig, layers: tuple[LayerWeights, ...], ops: Ops) -> None:
-        self._ops, self._windows, self._scale = ops, config.windows, config.shape.head_dim**-0.5
-        self._qkv = [
-            ops.norm_linear(layer.attention_norm, config.rms_eps, *layer.qkv)
-            for layer in layers
-            if layer.qkv is not None
-        ]
-        self._norms = [layer.qk_norm for layer in layers]
+        self._ops, self._eps, self._scale = ops, config.rms_eps, config.shape.head_dim**-0.5
+        self._layers: list[_HeadsLayer] = []
+        for place, (layer, window) in enumerate(zip(layers, config.windows, strict=True)):
+            self.put(place, layer, window)
         fused, like = ops.place_qkv is not reference.place_qkv, layers[0].attention_norm
         self._places: _Fused | _Stepwise = (_Fused if fused else _Stepwise)(config, ops, like.dtype, like.device)
 
@@ -311,10 +352,21 @@ class _Heads:
         place = self._places.of(positions, slots)
 
         def attended(index: int, x: Tensor, kv: Tensor) -> Tensor:
-            queries = place(self._qkv[index](x), self._norms[index], kv)
-            return attend(queries, kv, self._scale, self._windows[index])
+            layer = self._layers[index]
+            queries = place(layer.qkv(x), layer.norm, kv)
+            return attend(queries, kv, self._scale, layer.window)
 
         return attended
+
+    def put(self, place: int, layer: LayerWeights, window: int | None) -> None:
+        """A layer, which comes before the one that has been there."""
+        if layer.qkv is None:
+            raise ValueError("a layer has neither queries, keys and values nor latent attention")
+        project = self._ops.norm_linear(layer.attention_norm, self._eps, *layer.qkv)
+        self._layers.insert(place, _HeadsLayer(project, layer.qk_norm, window))
+
+    def drop(self, place: int) -> None:
+        self._layers.pop(place)
 
 
 class _Fused:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.config import DecoderConfig
 from engine.rope import frequencies, score_scale
-from engine.weights import LatentWeights
+from engine.weights import LayerWeights
 from kernels.batch import DeviceBatch, PagedBatch, Span
 from kernels.reference import rope_halves
 from kernels.registry import Attend, Ops, Project
@@ -50,16 +50,15 @@ class Fresh:
 class LatentAttention:
     """The attention of all layers; `shape` and weights are those of one rank."""
 
-    def __init__(self, config: DecoderConfig, layers: list[LatentWeights], norms: list[Tensor], ops: Ops) -> None:
-        """`norms`: of each layer's input."""
+    def __init__(self, config: DecoderConfig, layers: Sequence[LayerWeights], ops: Ops) -> None:
         if config.shape.latent is None:
             raise ValueError("latent attention needs a shape with `latent`")
         self._sizes: Latent = config.shape.latent
-        self._heads, self._ops = config.shape.heads, ops
-        self._layers = [_layer(weights, norm, config.rms_eps, ops) for weights, norm in zip(layers, norms, strict=True)]
+        self._heads, self._eps, self._ops = config.shape.heads, config.rms_eps, ops
+        self._layers = [_layer(layer, self._eps, ops) for layer in layers]
         turns, factor = frequencies(config.rope)
         halves = rope_halves(turns, config.shape.max_length, factor, torch.float32)
-        self._cos, self._sin = (part.to(norms[0].device) for part in halves)
+        self._cos, self._sin = (part.to(layers[0].attention_norm.device) for part in halves)
         self._scale = (self._sizes.nope + self._sizes.rope) ** -0.5 * score_scale(config.rope)
 
     def of(self, pages: Pages, positions: Tensor, slots: Tensor) -> Callable[[int, Tensor, Tensor], Tensor]:
@@ -81,6 +80,13 @@ class LatentAttention:
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         return attended
+
+    def put(self, place: int, layer: LayerWeights, window: int | None) -> None:
+        """A layer, which comes before the one that has been there; it has no window."""
+        self._layers.insert(place, _layer(layer, self._eps, self._ops))
+
+    def drop(self, place: int) -> None:
+        self._layers.pop(place)
 
     def _placed(self, layer: _Layer, x: Tensor, positions: Tensor, slots: Tensor, kv: Tensor) -> Tensor:
         """Queries [T, H, nope + rope], rotated; the tokens' compressed vectors go to the pool."""
@@ -109,11 +115,13 @@ class LatentAttention:
         return found.view(tokens, heads, width)[..., : sizes.value].flatten(1)
 
 
-def _layer(weights: LatentWeights, norm: Tensor, eps: float, ops: Ops) -> _Layer:
+def _layer(layer: LayerWeights, eps: float, ops: Ops) -> _Layer:
+    if (weights := layer.latent) is None:
+        raise ValueError("a layer has no latent attention, but the model does")
     queries = None
     if weights.queries is not None and weights.query_norm is not None:
         queries = ops.norm_linear(weights.query_norm, EPS, weights.queries, None)
-    down = ops.norm_linear(norm, eps, *weights.down)
+    down = ops.norm_linear(layer.attention_norm, eps, *weights.down)
     return _Layer(down, queries, weights.kv_norm, weights.keys, weights.values)
 
 

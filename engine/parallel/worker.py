@@ -221,10 +221,11 @@ def make_backend(config: WorkerConfig, seat: Seat) -> Hosted:
 def _joined(config: WorkerConfig, seat: Seat, device: torch.device) -> Part:
     from engine.config import find_config
     from engine.parallel.comm import join
+    from engine.parallel.moving import mover
 
-    experts = find_config(config.path).shape.experts
-    many = None if experts is None else experts.count
-    return join(
+    shape = find_config(config.path).shape
+    many = None if shape.experts is None else shape.experts.count
+    part = join(
         config.layout,
         seat.rank,
         config.rendezvous,
@@ -235,6 +236,7 @@ def _joined(config: WorkerConfig, seat: Seat, device: torch.device) -> Part:
         near=config.device == "cuda" and _near(config.layout.ranks, seat),
         share_gpus=config.share_gpus,
     )
+    return replace(part, mover=mover(config.layout, seat.rank, shape.layers, device))
 
 
 def _near(ranks: int, seat: Seat) -> bool:
