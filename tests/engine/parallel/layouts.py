@@ -58,6 +58,11 @@ LAYOUTS: Mapping[str, Layout] = {
     "tp4_ep4_a2a": Layout(tp=4, ep=4, exchange="padded_all_to_all"),
     "tp2_pp2_ep2": Layout(tp=2, stages=2, ep=2),
     "tp2_dp2_ep2": Layout(tp=2, replicas=2, ep=2, exchange="all_to_all"),
+    "dpa2": Layout(replicas=2, lockstep=True),
+    "dpa2_ep2": Layout(replicas=2, ep=2, lockstep=True, exchange="padded_all_gather"),
+    "dpa4_ep4_a2a": Layout(replicas=4, ep=4, lockstep=True, exchange="all_to_all"),
+    "dpa2_tp2_ep4_a2a": Layout(replicas=2, tp=2, ep=4, lockstep=True, exchange="padded_all_to_all"),
+    "dpa2_pp2_ep2": Layout(replicas=2, stages=2, ep=2, lockstep=True),
 }
 """All up to four ranks; three do not share the tiny models' eight heads."""
 
@@ -134,9 +139,11 @@ def row(layout: str, model: str, case: Case) -> dict[str, Any]:
 
 def models(layout: str) -> list[str]:
     """Those that a layout can share."""
-    ep = LAYOUTS[layout].ep
+    ep, pools = LAYOUTS[layout].ep, LAYOUTS[layout].lockstep
     counts = {model: find_config(tiny(model)).shape.experts for model in MODELS}
-    return [model for model, experts in counts.items() if ep == 1 or (experts and experts.count % ep == 0)]
+    return [
+        model for model, experts in counts.items() if (experts and experts.count % ep == 0) or (ep == 1 and not pools)
+    ]
 
 
 def cases(layout: str, policy: str) -> list[Case]:
