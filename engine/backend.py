@@ -55,7 +55,7 @@ class TorchBackend:
             max_seqs=max_seqs,
             max_tokens=max_tokens,
             max_length=longest_sequence(model, max_length),
-            forwards_tokens=True,
+            forwards_tokens=model.part.forwards,
             **room_of(model),
         )
         self.spec = replace(limits, blocks=_fitting_blocks(model, limits)) if blocks is None else limits

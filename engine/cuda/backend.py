@@ -23,8 +23,9 @@ from engine.cuda.forward import ROWS, Forward, Picked
 from engine.cuda.graphs import Graphs, largest_shape
 from engine.cuda.memory import GRAPHS, Memory, fitting_blocks
 from engine.cuda.parcel import Parcel, Parcels
-from engine.cuda.passage import Inlet, Outlet
-from engine.cuda.residents import Residents, Sampled, told, top_asked
+from engine.cuda.passage import Arrivals, Inlet, Outlet
+from engine.cuda.residents import Batch, Residents, Sampled, told, top_asked
+from engine.cuda.returns import DEPTH, Returns
 from engine.cuda.state import Picking, SlotState, Words
 from engine.cuda.swap import Swap
 from engine.cuda.timeline import Clock, CudaTimeline, Mark, Timeline
@@ -116,11 +117,12 @@ class CudaBackend:
             max_seqs=max_seqs,
             max_tokens=max_tokens,
             max_length=longest_sequence(model, max_length),
-            forwards_tokens=True,
+            forwards_tokens=model.part.forwards,
         )
         with enough_memory(f"limits.max_seqs={max_seqs}: no GPU memory for the state of so many sequences; lower it"):
             self._state = SlotState(self.spec, 2 * max_seqs * model.part.stages, model.device)
         self._inlet, self._outlet = self._passages(graphs)
+        self._returns, self._return = self._ways_back(graphs)
         self._timeline.synchronize()  # what was made on the default stream is there for the others
         self._activations = self._measure() if model.device.type == "cuda" else 0
         if blocks is None:
@@ -133,7 +135,12 @@ class CudaBackend:
         self._graph_bytes = 0
         self._parcels = Parcels(self._timeline, max(max_seqs, max_tokens))
         self._residents = Residents(
-            self._state, model.shape.vocabulary, model.config.eos, embeds=model.part.first, picks=model.part.last
+            self._state,
+            model.shape.vocabulary,
+            model.config.eos,
+            embeds=model.part.first,
+            picks=model.part.last,
+            forwards=model.part.forwards,
         )
         self._computing, self._copying = Queue(), Queue()
         self._ready: list[tuple[float, int, Done]] = []
@@ -217,12 +224,14 @@ class CudaBackend:
         numbers, shape, sampled, known, graph = packed(batch, self._graphs, overlap, scratch)
         if graph is not None and self._graphs is not None:
             self._graphs.capture(graph, picking)
-        counts = self._residents.recount(sampled) if Picking.PENALTIES in picking else ()
+        extra = self._residents.recount(sampled) if Picking.PENALTIES in picking else self._called(batch)
+        if self._returns is not None:
+            self._returns.expect(self._residents.order, sampled, shape.wanted)
         parcel = self._parcels.take()
         with self._timeline.computing():
             if self._inlet is not None:
                 self._inlet.receive(shape.all_tokens)
-            sent, begun = self._send(parcel, numbers, counts)
+            sent, begun = self._send(parcel, numbers, extra)
             if graph is None or self._graphs is None:
                 found = self._forward(sent, shape, picking, top, known)
             else:
@@ -231,6 +240,8 @@ class CudaBackend:
             ended = self._timeline.mark()
             if self._outlet is not None and isinstance(found, Tensor):
                 self._outlet.send(found)
+            if self._return is not None and isinstance(found, Picked) and shape.wanted:
+                self._return.send(found.ids[:, None])
         host = perf_counter() - began
         self._computing.flights.append(
             Flight(step.id, lane, launched, begun, ended, host, self._residents.order, parcel, answered, shares)
@@ -246,15 +257,26 @@ class CudaBackend:
         parcel.answers[:count].copy_(found.ids[:count], non_blocking=True)
         return sampled, None if found.logprobs is None else parcel.fetch(found.logprobs[:count])
 
-    def _send(self, parcel: Parcel, numbers: Words, counts: Sequence[Words]) -> tuple[Tensor, Mark]:
-        """Upload a batch with what else is new, and bring the state up to date; `counts` as `recount` gives them."""
-        packed, places, words, *recounted = parcel.send([numbers, *self._residents.news(), *counts])
+    def _called(self, batch: Batch) -> Sequence[Words]:
+        """Tokens of the last stage that a batch needs, see `Returns.call`."""
+        if self._returns is None:
+            return ()
+        return self._returns.call(self._residents.promise(batch), self._residents.order)
+
+    def _send(self, parcel: Parcel, numbers: Words, extra: Sequence[Words]) -> tuple[Tensor, Mark]:
+        """Upload a batch with what else is new, and bring the state up to date.
+
+        `extra`: of the first stage of many as `_called` gives it, of others as `recount`.
+        """
+        packed, places, words, *more = parcel.send([numbers, *self._residents.news(), *extra])
+        if self._returns is not None:
+            self._returns.store(more)
         begun = self._timeline.mark()
         if len(places):
             self._state.write(places, words)
-        if recounted:
+        if more and self._returns is None:
             self._state.make_counts(self._model.shape.vocabulary)
-            self._state.write_counts(*recounted)
+            self._state.write_counts(*more)
         return packed, begun
 
     def _copy(self, step: Step, lane: str, launched: float) -> None:
@@ -372,6 +394,17 @@ class CudaBackend:
             like = torch.empty(tokens, model.shape.hidden, dtype=model.dtype, device=model.device)
             inlet = None if before is None else Inlet(before, like, self._timeline)
             return inlet, None if after is None else Outlet(after, like, self._timeline)
+
+    def _ways_back(self, graphs: bool) -> tuple[Returns | None, Outlet | None]:
+        """For sampled tokens: at the first stage of a pipeline that forwards them, and at the last."""
+        part, most = self._model.part, self.spec.max_seqs
+        if part.back is None:
+            return None, None
+        rows = max(most, largest_shape(most).wanted if graphs else 0)
+        like = torch.empty(rows, 1, dtype=torch.int64, device=self._model.device)
+        if part.first:
+            return Returns(Arrivals(part.back, like, self._timeline, DEPTH), self._state), None
+        return None, Outlet(part.back, like, self._timeline, DEPTH)
 
     def _forward_with(self, pool: KvPool) -> Forward:
         return Forward(self._model, self._state, pool, None if self._inlet is None else self._inlet.hidden)

@@ -74,6 +74,10 @@ class Turns(NamedTuple):
     def all_tokens(self) -> int:
         return self.first.all_tokens + self.second.all_tokens
 
+    @property
+    def wanted(self) -> int:
+        return self.first.wanted + self.second.wanted
+
 
 def spans(batch: Batch, shape: Shape) -> list[Span]:
     """Start and length of the slices in the order of `pack`, padding of decode rows included."""

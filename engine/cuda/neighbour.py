@@ -28,30 +28,45 @@ PIECE = 8 << 20
 
 def neighbours(
     layout: Layout, rank: int, device: torch.device, patience: float, shared: bool
-) -> tuple[Neighbour | None, Neighbour | None]:
-    """The stages before and after a rank's. All ranks call this at once, for they make all groups together.
+) -> tuple[Neighbour | None, Neighbour | None, Neighbour | None]:
+    """The stages before and after, and the one at the other end, as in `Part`.
+
+    All ranks call this at once, for they make all groups together.
 
     `patience`: seconds after which a rank that does not answer is an error. `shared`: ranks may sit on one GPU, which
     NCCL refuses: they meet in its memory.
     """
     before: Neighbour | None = None
     after: Neighbour | None = None
+    back: Neighbour | None = None
     options = {"backend": "gloo"} if shared else _nccl()
     for giver, taker in _edges(layout):
         group = dist.new_group([giver, taker], timedelta(seconds=patience), **options)
-        if rank == taker:
-            before = Adjoining(Ring(group, 1, device, PIECE)) if shared else Distant(giver, group, device)
-        elif rank == giver:
-            after = Adjoining(Ring(group, 0, device, PIECE)) if shared else Distant(taker, group, device)
-    return before, after
+        if rank not in (giver, taker):
+            continue
+        gives, other = rank == giver, giver + taker - rank
+        link = Adjoining(Ring(group, int(not gives), device, PIECE)) if shared else Distant(other, gives, group, device)
+        if giver > taker:
+            back = link
+        elif gives:
+            after = link
+        else:
+            before = link
+    return before, after, back
 
 
 def _edges(layout: Layout) -> Iterator[tuple[int, int]]:
-    """Ranks that send and those that they send to, in the order in which all meet: no two wait for one another."""
-    for rank in range(layout.ranks):
-        place = layout.place(rank)
+    """Ranks that send and those that they send to, in the order in which all meet: no two wait for one another.
+
+    Those that send back, from the last stage to the first, come at the end.
+    """
+    places = [layout.place(rank) for rank in range(layout.ranks)]
+    for rank, place in enumerate(places):
         if place.stage < layout.stages - 1:
             yield rank, layout.rank(place._replace(stage=place.stage + 1))
+    for rank, place in enumerate(places):
+        if place.stage and place.stage == layout.stages - 1:
+            yield rank, layout.rank(place._replace(stage=0))
 
 
 def _nccl() -> dict[str, Any]:
@@ -64,12 +79,12 @@ def _nccl() -> dict[str, Any]:
 class Distant:
     """Over NCCL, in a group of two."""
 
-    def __init__(self, other: int, group: Any, device: torch.device) -> None:
+    def __init__(self, other: int, gives: bool, group: Any, device: torch.device) -> None:
         """Both ranks at once: the communicator is opened here, for its first use holds up the host."""
         self._other = other
         self._group = group
         met = torch.zeros(1, device=device)
-        if dist.get_rank() < other:
+        if gives:
             self.send(met)
         else:
             self.receive(met)

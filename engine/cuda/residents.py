@@ -96,14 +96,22 @@ class Residents:
     A preempted sequence may lose its slot and get another: everything of it is known to the host by then.
 
     Of a pipeline's stages only the first one embeds tokens and must have them, and only the last one picks any.
+    `forwards`: sampled tokens get to this device's rows without its host.
     """
 
     def __init__(
-        self, state: SlotState, vocabulary: int, eos: tuple[int, ...], embeds: bool = True, picks: bool = True
+        self,
+        state: SlotState,
+        vocabulary: int,
+        eos: tuple[int, ...],
+        embeds: bool = True,
+        picks: bool = True,
+        forwards: bool = True,
     ) -> None:
         self._state = state
         self._embeds = embeds
         self._picks = picks
+        self._forwards = forwards
         self._vocabulary = vocabulary
         self._eos = eos
         self._known: dict[int, Resident] = {}
@@ -117,6 +125,8 @@ class Residents:
         """By slot: tokens that the blocks hold; 0 if the device's table is out of date."""
         self._last = np.zeros(state.scratch, dtype=np.int64)
         """By slot: the last batch that its owner had a slice in."""
+        self._promised = np.zeros(state.scratch, dtype=np.int64)
+        """By slot: the last batch that samples a token of its owner's."""
         self.order = 0
         """Batches placed so far."""
         self.completed = 0
@@ -139,11 +149,15 @@ class Residents:
             resident, self._rows = self._known.pop(id, None), None
             if resident is not None and resident.slot is not None:
                 self._free.append(resident.slot)
+                resident.slot = None
 
     def learn(self, sequence: int, position: int, token: int) -> None:
-        """A token that another stage sampled, for the one that embeds it. Of the forgotten nothing is kept."""
+        """A token that another stage sampled, for the one that embeds it. Of the forgotten nothing is kept.
+
+        Who sampled it knows more by now than it says.
+        """
         resident = self._known.get(sequence)
-        if resident is not None:
+        if resident is not None and self._embeds:
             resident.text.accept(position, token, self._eos)
 
     # --- slices
@@ -171,8 +185,15 @@ class Residents:
         (residents, slots, _), ends = batch.rows, batch.ends
         for index in np.flatnonzero(ends > self._ready[slots]).tolist():
             self._feed(residents[index], int(batch.starts[index]), int(ends[index]))
-        if self._picks:
+        if self._forwards:
             self._ready[slots[batch.samples]] = ends[batch.samples] + 1
+
+    def promise(self, batch: Batch) -> int:
+        """The last batch before this one that samples a token of one of its sequences; 0: none does."""
+        slots = batch.rows.slots
+        newest = int(self._promised[slots].max())
+        self._promised[slots[batch.samples]] = self.order
+        return newest
 
     def _find(self, ids: tuple[int, ...]) -> Rows:
         """The residents that a batch is of, each in a slot."""
@@ -237,7 +258,7 @@ class Residents:
     def _seat(self, resident: Resident) -> None:
         slot = self._free.pop() if self._free else self._unseat()
         resident.slot, resident.tabled, resident.counted = slot, 0, 0
-        self._ready[slot], self._room[slot], self._last[slot] = 0, 0, self.order
+        self._ready[slot], self._room[slot], self._promised[slot], self._last[slot] = 0, 0, 0, self.order
         self._tell(*self._state.sampling_words(slot, resident.text.request.sampling))
 
     def _unseat(self) -> int:

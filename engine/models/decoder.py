@@ -128,10 +128,17 @@ class Part:
     """Of the model's experts in this rank's weights, see `Exchange`; None: all of them, or parts of all."""
     before: Neighbour | None = None
     after: Neighbour | None = None
+    back: Neighbour | None = None
+    """Of the last stage: where it sends what it samples, of the first: where that comes from."""
     mover: Mover | None = None
     """None: layers stay where they are."""
     overlap: Overlap = NONE
     """Of its exchanges with what it computes. Whose batch is halved for that says who calls it."""
+
+    @property
+    def forwards(self) -> bool:
+        """Whether a sequence may go on before its token has come back to the host, as far as this part knows."""
+        return self.first == self.last or self.back is not None
 
 
 WHOLE = Part()

@@ -209,7 +209,7 @@ class ParallelBackend:
             stages=self._layout.stages,
             ranks=self._layout.replicas,
             lockstep=self._layout.lockstep,
-            forwards_tokens=self._layout.stages == 1 and each[0].forwards_tokens,
+            forwards_tokens=all(spec.forwards_tokens for spec in each),
         )
 
     # --- in the crew's thread

@@ -97,7 +97,7 @@ def join(
 
         team = near_team(_among(layout, place, _teams(layout), "gloo"), team, run, device, share_gpus)
     exchange = _exchange(layout, place, experts, device, run, near, share_gpus) if experts else None
-    before, after = _neighbours(layout, rank, device, patience, share_gpus)
+    before, after, back = _neighbours(layout, rank, device, patience, share_gpus)
     return Part(
         first=place.stage == 0,
         last=place.stage == layout.stages - 1,
@@ -107,6 +107,7 @@ def join(
         held=where(layout.held(place, experts), experts, device) if experts else None,
         before=before,
         after=after,
+        back=back,
         overlap=overlap,
     )
 
@@ -175,8 +176,8 @@ def _among(layout: Layout, place: Place, teams: list[list[Place]], backend: str 
 
 def _neighbours(
     layout: Layout, rank: int, device: torch.device, patience: float, share_gpus: bool
-) -> tuple[AnyNeighbour | None, AnyNeighbour | None]:
-    """The stages before and after."""
+) -> tuple[AnyNeighbour | None, AnyNeighbour | None, AnyNeighbour | None]:
+    """The stages before and after, and the one at the other end, see `Part`: on GPUs only."""
     if device.type == "cuda":
         from engine.cuda.neighbour import neighbours
 
@@ -186,4 +187,4 @@ def _neighbours(
     before, after = (
         Neighbour(layout.rank(place._replace(stage=stage))) if 0 <= stage < layout.stages else None for stage in stages
     )
-    return before, after
+    return before, after, None

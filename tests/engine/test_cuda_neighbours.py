@@ -58,24 +58,31 @@ def test_every_rank_meets_its_own_share_of_the_next_stage(groups):
         made.append(groups[:])
         groups.clear()
     assert made[0] == made[-1] and all(each == made[0] for each in made)  # or they would wait for one another
-    assert len(set(made[0])) == len(made[0]) == 8
-    for rank, (_, after) in enumerate(met):
+    assert len(set(made[0])) == len(made[0]) == 12
+    for rank, (_, after, _) in enumerate(met):
         place = layout.place(rank)
         assert (after is None) == (place.stage == 2)
         if after is not None:
             after.send(torch.full((2, 3), float(rank)))
-    for rank, (before, _) in enumerate(met):
+    for rank, (before, *_) in enumerate(met):
         place = layout.place(rank)
         assert (before is None) == (place.stage == 0)
         if before is not None:
             sender = layout.rank(place._replace(stage=place.stage - 1))
             assert before.receive(torch.empty(2, 3)).tolist() == [[sender] * 3] * 2
+    ends = [rank for rank, (*_, back) in enumerate(met) if back is not None]
+    assert [layout.place(rank).stage for rank in ends] == [0, 0, 2, 2] * 2
+    for rank in ends[2:4] + ends[6:]:
+        met[rank][2].send(torch.full((1, 1), rank))
+    for rank in ends[:2] + ends[4:6]:
+        place = layout.place(rank)
+        assert met[rank][2].receive(torch.empty(1, 1)).item() == layout.rank(place._replace(stage=2))
 
 
 def test_large_messages_travel_in_pieces(groups, monkeypatch):
     monkeypatch.setattr(neighbour, "PIECE", 100)
     ends = [neighbour.neighbours(Layout(stages=2), rank, CPU, 1.0, shared=True) for rank in range(2)]
-    (_, after), (before, _) = ends
+    (_, after, _), (before, *_) = ends
     for rows in (1, 8, 9, 30):
         x = torch.randn(rows, 3)
         after.send(x)

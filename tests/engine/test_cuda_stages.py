@@ -29,6 +29,7 @@ from playground.trace import NoTrace
 from playground.workload.source import OpenLoop
 from policies.budget import Unified
 from policies.composed import Composed
+from policies.overlap import Overlap
 from policies.victims import Largest
 from tests.engine.cuda_host import BackendDriver, HostTimeline, host_ops, load_on_host
 from tests.parity.runs import requests
@@ -49,8 +50,23 @@ class Line:
         return like.copy_(self.sent.popleft())
 
 
-def stage_of(folder, layout, stage, lines):
-    """A stage's decoder; `lines[i]` leads from stage i to the next."""
+class Back(Line):
+    """Where it is received before it is sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.due = deque()
+
+    def receive(self, like):
+        self.due.append(like.fill_(-1))
+        return like
+
+    def send(self, x):
+        self.due.popleft().copy_(x)
+
+
+def stage_of(folder, layout, stage, lines, back=None):
+    """A stage's decoder; `lines[i]` leads from stage i to the next, `back` from the last to the first."""
     last = layout.stages - 1
     part = Part(
         first=stage == 0,
@@ -58,6 +74,7 @@ def stage_of(folder, layout, stage, lines):
         stages=layout.stages,
         before=lines[stage - 1] if stage else None,
         after=lines[stage] if stage < last else None,
+        back=back if stage in (0, last) else None,
     )
     return part_of(folder, layout, Place(0, stage, 0), part)
 
@@ -73,21 +90,27 @@ def part_of(folder, layout, place, part):
 class Pipeline:
     """Stages in one process, told what `ParallelBackend` tells its workers, and put together as it does."""
 
-    def __init__(self, folder, layout, **options):
-        self.lines = [Line() for _ in range(layout.stages - 1)]
+    def __init__(self, folder, layout, forwards=False, **options):
+        """`forwards`: sampled tokens go from the last stage to the first directly, too."""
+        self.lines, self.back = [Line() for _ in range(layout.stages - 1)], Back() if forwards else None
         self.stages = [
-            CudaBackend(stage_of(folder, layout, stage, self.lines), timeline=HostTimeline(), **(SIZES | options))
+            CudaBackend(
+                stage_of(folder, layout, stage, self.lines, self.back), timeline=HostTimeline(), **(SIZES | options)
+            )
             for stage in range(layout.stages)
         ]
         for stage in self.stages:
             stage.start()
             stage._pool.data.fill_(float("nan"))
-        self.spec = replace(self.stages[-1].spec, stages=layout.stages, forwards_tokens=False)
+        assert [stage.spec.forwards_tokens for stage in (self.stages[0], self.stages[-1])] == [forwards] * 2
+        self.spec = replace(self.stages[-1].spec, stages=layout.stages)
         self.now = self.stages[0].now
-        self.tokens, self.known, self.steps = {}, [], {}
+        self.tokens, self.known, self.steps, self.owed, self.ahead = {}, [], {}, set(), False
 
     def launch(self, step):
         self.steps[step.id] = step
+        self.ahead |= any(part.sequence in self.owed for part in step.slices)
+        self.owed |= {part.sequence for part in step.slices if part.samples}
         known, self.known = self.known, []
         for stage in self.stages:
             if stage in (self.stages[0], self.stages[-1]):  # those between embed no tokens and need none
@@ -103,6 +126,7 @@ class Pipeline:
         assert {(part.step, part.lane) for part in parts} == {(first.step, first.lane)}
         done = replace(parts[-1], launched=first.launched, started=first.started)
         self.known += sampled(self.steps[done.step], done)
+        self.owed -= done.tokens.keys()
         for id, tokens in done.tokens.items():
             self.tokens.setdefault(id, []).extend(tokens)
         return done
@@ -148,8 +172,8 @@ class Seen(NoTrace):
         self.cached += ended.sequence.cached_tokens
 
 
-def serve_all(backend, aborts=()):
-    seen, policy = Seen(), Composed(Unified(64), victims=Largest())
+def serve_all(backend, aborts=(), ahead=1):
+    seen, policy = Seen(), Composed(Unified(64), victims=Largest(), overlap=Overlap(ahead))
     scheduler = Scheduler(backend.spec, policy, prefix_cache=True)
     serve(OpenLoop(workload(), aborts), scheduler, backend, seen)
     scheduler.check()
@@ -162,7 +186,7 @@ class Alone(Pipeline):
     def __init__(self):
         self.lines, self.stages = [], [TorchBackend(load_model(tiny("llama")), **SIZES)]
         self.spec, self.now = self.stages[0].spec, self.stages[0].now
-        self.tokens, self.known, self.steps = {}, [], {}
+        self.tokens, self.known, self.steps, self.owed, self.ahead = {}, [], {}, set(), False
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +207,17 @@ def test_tokens_are_those_of_one_rank(expected, layout, graphs):
     assert backend.tokens == expected
     assert "recompute" in seen.events
     assert seen.cached
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_running_ahead(expected, stages):
+    """Sequences go on before their tokens have come back: those come from the last stage to the first directly."""
+    with closing(Pipeline(tiny("llama"), Layout(stages=stages), forwards=True, graphs=stages == 2)) as backend:
+        seen = serve_all(backend, ahead=2)
+        assert backend.ahead
+        assert not backend.back.due  # all that was sent is received: nobody is left waiting
+    assert backend.tokens == expected
+    assert "recompute" in seen.events
 
 
 def test_clients_that_go_away(expected):

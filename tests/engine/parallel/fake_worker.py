@@ -26,7 +26,7 @@ def token(position):
 class FakeBackend:
     def __init__(self, config, seat):
         self.asked = json.loads(config.path)
-        self.spec = Spec(**config.sizes, forwards_tokens=True)
+        self.spec = Spec(**config.sizes, forwards_tokens=config.layout.stages == 1)
         self.mine = self.asked.get("rank") == seat.rank
         layout = config.layout
         place = layout.place(seat.rank)
