@@ -16,11 +16,13 @@ from typing import Any
 from experiments import conclusions, provenance
 from experiments.benchmarks.gpu import tables as gpu
 from experiments.benchmarks.layout import table
+from experiments.benchmarks.ranks.tables import RANKS
 from experiments.peers import speed
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
-PAGES = ("README.md", "docs/gpu.md", "docs/robustness.md")
+PAGES = ("README.md", "docs/gpu.md", "docs/parallel.md", "docs/robustness.md")
+UNRECORDED = "Not measured yet."
 POLICIES = ("chunked_prefill", "vllm_v0", "token_throttling")
 
 Record = Mapping[str, Any]
@@ -52,8 +54,9 @@ def filled(page: str) -> str:
 
 def _fill(found: re.Match[str]) -> str:
     name = found[2]
-    record = json.loads((RESULTS / f"{FILES[name]}.json").read_text(encoding="utf-8"))
-    return f"{found[1]}\n{TABLES[name](record)}\n\n{found[3]}"
+    file = RESULTS / f"{FILES[name]}.json"
+    told = TABLES[name](json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else UNRECORDED
+    return f"{found[1]}\n{told}\n\n{found[3]}"
 
 
 METRICS: Mapping[str, tuple[str, str]] = {
@@ -134,6 +137,7 @@ TABLES: Mapping[str, Callable[[Record], str]] = {
     "robustness": _robustness,
     **gpu.ENGINE,
     **gpu.KERNELS,
+    **RANKS,
 }
 FILES: Mapping[str, str] = {
     "quickstart": "quickstart",
@@ -143,6 +147,7 @@ FILES: Mapping[str, str] = {
     "robustness": "robustness",
     **dict.fromkeys(gpu.ENGINE, "gpu_engine_h200"),
     **dict.fromkeys(gpu.KERNELS, "gpu_kernels_h200"),
+    **dict.fromkeys(RANKS, "ranks_h200"),
 }
 
 

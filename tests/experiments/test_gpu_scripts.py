@@ -25,3 +25,13 @@ def test_scripts_start_without_the_front_door(script: str, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert "--only" in done.stdout
     assert "Method" in done.stdout
+
+
+def test_the_benchmark_of_many_ranks_does_so_too() -> None:
+    run = WITHOUT.replace(
+        "runpy.run_path(sys.argv[0]", f"sys.path.insert(0, {str(ROOT)!r}); runpy.run_module(sys.argv[0]"
+    )
+    command = [sys.executable, "-c", run, "experiments.benchmarks.ranks", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--parts" in done.stdout and "Method" in done.stdout

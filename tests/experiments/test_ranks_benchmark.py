@@ -6,18 +6,16 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmarks.gpu.engine.report import Report
-from experiments.benchmarks.ranks.__main__ import PARTS, run
+from experiments.benchmarks.ranks import tables
+from experiments.benchmarks.ranks.__main__ import run
 from experiments.benchmarks.ranks.bench import Bench
 from experiments.benchmarks.ranks.sizes import TINY
+from experiments.benchmarks.ranks.twin import with_twins
 from tests.engine.parallel.forked import forked
 
 
 def bench(folder: Path, ranks: int = 2) -> Bench:
     return Bench(Report(folder, 60.0, "by hand", "ranks"), TINY, folder, "cpu", ranks, forked)
-
-
-def rows(tried: Bench) -> dict[str, dict]:
-    return {row["work"]: row for row in tried.report.rows}
 
 
 def test_a_decode_step_of_two_ranks_is_held_against_one(tmp_path):
@@ -47,7 +45,7 @@ def test_tokens_of_a_mixture_in_lockstep_are_those_of_one_rank(tmp_path):
         assert check["steps_with_an_idle_replica"] > 0 and check["steps_with_uneven_prefill"] > 0
 
 
-def test_stages_wait_less_often_under_the_policy_that_is_for_that(tmp_path):
+def test_what_stages_wait_for_adds_up_to_the_bubble_ratio(tmp_path):
     tried = bench(tmp_path)
     assert run(tried, ["bubbles"]) == 0
     for row in tried.report.rows:
@@ -55,5 +53,27 @@ def test_stages_wait_less_often_under_the_policy_that_is_for_that(tmp_path):
         assert row["ttft_ms"] > 0 and row["tpot_ms"] > 0
 
 
-def test_every_part_has_a_name():
-    assert list(PARTS) == ["tp", "pp", "dpa", "mla", "bubbles", "overlap"]
+def test_tables_show_what_was_reached_what_failed_and_what_was_wrong():
+    row = dict(limit=0.0, target=12.0, unit="ms", part="tp")
+    rows = [row | dict(work="slow", measured=13.0), row | dict(work="fast", measured=11.0)]
+    rows += [dict(work="both", limit=0.0, target=1.6, unit="times", measured=1.7, part="tp")]
+    record = dict(rows=rows, failures=[dict(name="pp", error="needs 2 GPUs")], checks=[dict(name="dpa", good=False)])
+    record["facts"] = dict(device="H200", torch="2", triton="3", driver="5")
+    told = tables.measured(record)
+    assert "| slow |  | 12.00 ms | 13.00 ms | **no** |" in told
+    assert "| fast |  | 12.00 ms | 11.00 ms | yes |" in told
+    assert "| both |  | 1.60× | 1.70× | yes |" in told
+    assert "- pp: needs 2 GPUs\n- dpa: not as one GPU" in told
+
+
+def test_bubbles_stand_beside_those_of_the_simulated_twin():
+    causes = dict(host=0.1, upstream=0.2)
+    row = dict(policy="token throttling", part="bubbles", unit="share", causes=causes, measured=0.3, limit=0, target=0)
+    row |= dict(ttft_ms=50.0, tpot_ms=7.0, blocks=4000, conversations=20, rate=20.0, longest=4000)
+    record = with_twins({"rows": [row | {"work": "bubbles, PP2, token throttling"}]})
+    assert len(with_twins(record)["rows"]) == 2
+    ours, twin = tables.bubbles(record).splitlines()[2:]
+    assert ours == "| token throttling | 30.0% | 10.0% | 20.0% | 0.05 s | 7.0 ms |"
+    simulated = record["rows"][1]
+    assert twin.startswith(f"| token throttling, simulated | {simulated['measured']:.1%} |")
+    assert simulated["measured"] == pytest.approx(sum(simulated["causes"].values())) and simulated["causes"] != causes
