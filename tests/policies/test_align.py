@@ -10,7 +10,7 @@ from policies.budget import ChunkedPrefill
 from policies.composed import Composed
 from tests.playground.laws import simulate
 from tests.playground.strategies import BUDGETS, Composition, scenarios
-from tests.policies.scene import Machine
+from tests.policies.scene import Machine, Scene, placed, plan
 
 
 def machine(align, budget=512, ranks=2, admission=None, **options) -> Machine:
@@ -100,10 +100,18 @@ def test_the_watermark_is_of_ranks_that_could_start():
 
 def test_a_rank_whose_prompt_does_not_fit_is_not_waited_with():
     """Both have prompts; rank 0's is too large for its memory, so rank 1's waits for a time in which it is not."""
-    made = machine(PrefillDelayer(max_delay=2), blocks=10, admission=Watermark(0.0))
-    made.arrive(159, output=1, count=1)
+    made = machine(PrefillDelayer(max_delay=2), blocks=10)
+    made.arrive(159, output=1)
     made.arrive(20)
     assert [made.turn() for _ in range(3)] == [{0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1, 3: 20}]
+
+
+def test_nor_is_one_whose_admission_says_no():
+    """Half of ten blocks are to stay free: rank 0's prompt takes five of nine."""
+    made = machine(PrefillDelayer(max_delay=1), blocks=10, admission=Watermark(0.5))
+    made.arrive(80)
+    made.arrive(20)
+    assert [made.turn() for _ in range(2)] == [{0: 1, 1: 1}, {0: 1, 1: 1, 3: 20}]
 
 
 def test_nor_is_one_without_a_seat():
@@ -114,6 +122,24 @@ def test_nor_is_one_without_a_seat():
     made.scheduler.abort(2, made.clock)
     assert made.turn() == {0: 1, 1: 1, 3: 1}
     assert made.turn() == {0: 1, 4: 20, 1: 1, 3: 1}
+
+
+class Never(PrefillDelayer):
+    def __call__(self, draft, ready):
+        return False
+
+
+def test_a_swapped_sequence_comes_back_while_prompts_wait():
+    """It has been started: what comes back is a copy, not a prompt."""
+    scene = Scene(host_blocks=20)
+    scene.decodes()
+    away = scene.decodes()
+    scene.rank.swap_out(away)
+    scene.rank.copied_out(away)
+    scene.waits()
+    draft = plan(Composed(ChunkedPrefill(), align=Never()), scene)
+    assert placed(draft) == {0: 1}
+    assert [copy.sequence for copy in draft.copies] == [away.id]
 
 
 @given(scenarios(composition=st.builds(Composition, BUDGETS), lockstep=True, ranks=2), st.integers(1, 6))
