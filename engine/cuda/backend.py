@@ -18,7 +18,7 @@ from time import perf_counter, sleep
 import torch
 from torch import Tensor
 
-from engine.backend import longest_sequence
+from engine.backend import longest_sequence, room_of
 from engine.cuda.forward import ROWS, Forward, Picked
 from engine.cuda.graphs import Graphs, largest_shape
 from engine.cuda.memory import GRAPHS, Memory, fitting_blocks
@@ -118,6 +118,7 @@ class CudaBackend:
             max_tokens=max_tokens,
             max_length=longest_sequence(model, max_length),
             forwards_tokens=model.part.forwards,
+            **room_of(model),
         )
         with enough_memory(f"limits.max_seqs={max_seqs}: no GPU memory for the state of so many sequences; lower it"):
             self._state = SlotState(self.spec, 2 * max_seqs * model.part.stages, model.device)
@@ -127,11 +128,12 @@ class CudaBackend:
         self._activations = self._measure() if model.device.type == "cuda" else 0
         if blocks is None:
             self.spec = replace(self.spec, blocks=self._fitting(memory_utilization, GRAPHS if graphs else 0))
-        self._pool = KvPool(model.shape, self.spec.blocks, block_size, model.dtype, model.device)
+        spare = self.spec.spare_layers
+        self._pool = KvPool(model.shape, self.spec.blocks, block_size, model.dtype, model.device, spare=spare)
         with enough_memory(f"kv.host_blocks={host_blocks}: no GPU memory left for swapping; {LEAVE_MORE}"):
             self._swap = Swap(self._pool, host_blocks, self._timeline.pinned) if host_blocks else None
         self._forward = self._forward_with(self._pool)
-        self._graphs = Graphs(self._forward, max_seqs, self._state.scratch, self._timeline) if graphs else None
+        self._graphs = self._no_graphs() if graphs else None
         self._graph_bytes = 0
         self._parcels = Parcels(self._timeline, max(max_seqs, max_tokens))
         self._residents = Residents(
@@ -197,6 +199,8 @@ class CudaBackend:
         if self._failure is not None:
             return  # what an earlier step did not compute, this one would build upon
         try:
+            if step.move is not None:
+                self._move_layers(step.move.layers)
             self._residents.start(step.starts)
             for lane in step.lanes:
                 self._launch(step, lane, launched)
@@ -208,6 +212,22 @@ class CudaBackend:
         """Sequence, position and token, as another stage sampled it; before the step that computes it."""
         for token in tokens:
             self._residents.learn(*token)
+
+    def _move_layers(self, layers: tuple[int, ...]) -> None:
+        """With nothing under way. Graphs know where weights and blocks were: others are captured as steps want them."""
+        if (mover := self._model.part.mover) is None:
+            return
+        self._timeline.synchronize()
+        others = [] if self._swap is None else [self._swap.layers]
+        with self._timeline.computing():
+            moved = mover.move(layers, self._model, self._pool, *others)
+        self._timeline.synchronize()
+        if moved and self._graphs is not None:
+            self._graphs = self._no_graphs()
+
+    def _no_graphs(self) -> Graphs:
+        """None captured so far."""
+        return Graphs(self._forward, self.spec.max_seqs, self._state.scratch, self._timeline)
 
     def _launch(self, step: Step, lane: str, launched: float) -> None:
         if lane in (COPY_IN, COPY_OUT):
@@ -418,7 +438,9 @@ class CudaBackend:
 
     def _fitting(self, utilization: float, reserved: int) -> int:
         """Blocks that fit, and no more than could ever be used."""
-        spec, block = self.spec, block_bytes(self._model.shape, self.spec.block_size, self._model.dtype)
+        spec, model = self.spec, self._model
+        block = block_bytes(model.shape, spec.block_size, model.dtype, spec.spare_layers)
+        reserved += spec.spare_layers * model.layer_bytes
         free, total = torch.cuda.mem_get_info(self._model.device)
         return min(
             fitting_blocks(free, total, utilization, reserved, block), spec.max_seqs * spec.blocks_for(spec.max_length)

@@ -36,6 +36,11 @@ class Swap:
     def host_bytes(self) -> int:
         return self._host.nbytes
 
+    @property
+    def layers(self) -> Tensor:
+        """What the host holds, [layers, blocks, words], layers in the order of the device's pool."""
+        return self._host.transpose(0, 1)
+
     def out(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Device blocks to host blocks."""
         for first, staged, rows in self._portions(source):

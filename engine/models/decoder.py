@@ -21,6 +21,7 @@ from engine.models.mla import LatentAttention
 from engine.models.moe import Mixture, Trip
 from engine.models.passing import Passing, Pending, finished, in_turns
 from engine.overlap import NONE, Overlap
+from engine.parts import layer_bytes
 from engine.rope import frequencies
 from engine.weights import ExpertWeights, LayerWeights, Weights
 from kernels import reference
@@ -105,10 +106,11 @@ class Mover(Protocol):
         """How many each stage has now."""
         ...
 
-    def move(self, layers: tuple[int, ...], model: Decoder, pool: KvPool, *others: Tensor) -> None:
+    def move(self, layers: tuple[int, ...], model: Decoder, pool: KvPool, *others: Tensor) -> bool:
         """Have stages hold so many each: all of them call this between the same two passes.
 
-        What layers keep in `others` goes along: KV elsewhere, [layers, ...] in the order of `pool.data`.
+        What layers keep in `others` goes along: KV elsewhere, [layers, ...] in the order of `pool.data`. Whether this
+        stage gave or took any.
         """
         ...
 
@@ -184,6 +186,11 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         return self._example.device
+
+    @property
+    def layer_bytes(self) -> int:
+        """Of the weights of the largest layer that may move, 0 if none may."""
+        return max(map(layer_bytes, self._weights), default=0)
 
     def give(self, first: bool) -> tuple[LayerWeights, int | None]:
         """Its first layer or its last, which it has no longer, and that layer's window. It needs a `part.mover`."""

@@ -8,9 +8,7 @@ may hold prefixes that somebody will share.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, get_args, get_type_hints
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,6 +18,7 @@ from engine.kv import KvPool
 from engine.models.decoder import Decoder
 from engine.parallel.hops import hops
 from engine.parallel.layout import Layout
+from engine.parts import assembled, tensors
 from engine.weights import LayerWeights
 
 PIECE = 64 << 20
@@ -76,9 +75,10 @@ class Mover:
         self._links = links
 
     @torch.inference_mode()
-    def move(self, layers: tuple[int, ...], model: Decoder, pool: KvPool, *others: Tensor) -> None:
+    def move(self, layers: tuple[int, ...], model: Decoder, pool: KvPool, *others: Tensor) -> bool:
         """See `engine.models.decoder.Mover`. What cannot be is an `EngineError`, on all ranks."""
-        for hop in hops(self.layers, layers, self._room):
+        mine = [hop for hop in hops(self.layers, layers, self._room) if self._stage in hop]
+        for hop in mine:
             if hop.source == self._stage:
                 link, first = self._links[hop.target], not hop.onward
                 layer, window = model.give(first)
@@ -86,13 +86,14 @@ class Mover:
                 place = pool.give(first)
                 for kv in (pool.data, *others):
                     link.send(kv[place])
-            elif hop.target == self._stage:
+            else:
                 link, first = self._links[hop.source], hop.onward
                 model.take(*receive_layer(link, model.device), first)
                 place = pool.take(first)
                 for kv in (pool.data, *others):
                     link.receive(kv[place])
         self.layers = layers
+        return bool(mine)
 
 
 def mover(layout: Layout, rank: int, layers: int, device: torch.device) -> Mover | None:
@@ -126,32 +127,4 @@ def receive_layer(link: Link, device: torch.device) -> tuple[LayerWeights, int |
     parts = {
         name: link.made(shape, getattr(torch, dtype)).to(device) for name, (dtype, *shape) in told["sizes"].items()
     }
-    return _built(LayerWeights, "", parts), told["window"]
-
-
-def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """All that are in a layer's weights, `.qkv.weight` for one."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif value is not None:
-        for part in _names(type(value)):
-            yield from tensors(getattr(value, part), f"{name}.{part}")
-
-
-def _built(kind: type, name: str, parts: Mapping[str, Tensor]) -> Any:
-    """The inverse; of what has no tensors there is none."""
-    if kind is Tensor:
-        return parts.get(name)
-    if not any(one.startswith(f"{name}.") for one in parts):
-        return None
-    hints = get_type_hints(kind)
-    return kind(**{part: _built(_present(hints[part]), f"{name}.{part}", parts) for part in _names(kind)})
-
-
-def _names(kind: Any) -> tuple[str, ...]:
-    return kind._fields if issubclass(kind, tuple) else tuple(field.name for field in fields(kind))
-
-
-def _present(hint: Any) -> type:
-    """Without `| None`."""
-    return next((one for one in get_args(hint) if one is not type(None)), hint)
+    return assembled(parts), told["window"]

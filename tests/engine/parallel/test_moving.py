@@ -24,7 +24,8 @@ from engine.parallel.backend import ParallelBackend
 from engine.parallel.config import WorkerConfig
 from engine.parallel.hops import hops
 from engine.parallel.layout import Layout
-from engine.parallel.moving import Link, Mover, receive_layer, send_layer, tensors
+from engine.parallel.moving import Link, Mover, receive_layer, send_layer
+from engine.parts import tensors
 from engine.tiny import tiny
 from engine.weights import read_weights
 from kernels.batch import PagedBatch
