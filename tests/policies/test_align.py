@@ -109,7 +109,7 @@ def test_a_rank_whose_prompt_does_not_fit_is_not_waited_with():
 def test_nor_is_one_whose_admission_says_no():
     """Half of ten blocks are to stay free: rank 0's prompt takes five of nine."""
     made = machine(PrefillDelayer(max_delay=1), blocks=10, admission=Watermark(0.5))
-    made.arrive(80)
+    made.arrive(80, output=10)
     made.arrive(20)
     assert [made.turn() for _ in range(2)] == [{0: 1, 1: 1}, {0: 1, 1: 1, 3: 20}]
 
