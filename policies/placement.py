@@ -53,7 +53,7 @@ class DynaPipe:
         if not spec.spare_layers:
             raise ValueError(
                 "policy.placement=dynapipe: no stage has room for another's layers; set parallel.spare_layers, "
-                "with parallel.stages of at least 2 and backend=sim"
+                "with parallel.stages of at least 2"
             )
 
     def __call__(self, draft: Draft) -> tuple[int, ...] | None:
