@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.parallel.layout import Layout
 from experiments.benchmarks.gpu.engine.report import Report
 from experiments.benchmarks.ranks import tables
 from experiments.benchmarks.ranks.__main__ import run
@@ -34,6 +35,24 @@ def test_with_one_device_its_half_is_measured_and_the_rest_is_named(tmp_path):
     assert [row["work"] for row in tried.report.rows] == ["decode 4 x 32, qwen3-32b, one GPU"]
     (failure,) = tried.report.failures
     assert failure["error"] == "EngineError: needs 2 GPUs, and this machine has 1"
+
+
+@pytest.mark.parametrize("ranks, share", [(1, 0.4), (2, None)])
+def test_ranks_that_share_a_gpu_share_its_memory(tmp_path, ranks, share, monkeypatch):
+    given = {}
+
+    class Told(Exception): ...
+
+    def hire(config, hire):
+        given.update(config.sizes)
+        assert config.share_gpus
+        raise Told
+
+    monkeypatch.setattr("experiments.benchmarks.ranks.bench.ParallelBackend", hire)
+    tried = Bench(Report(None, 60.0), TINY, tmp_path, "cuda", ranks, forked, share_gpus=True)
+    with pytest.raises(Told), tried.crew("anything", Layout(tp=2)):
+        pass
+    assert given.get("memory_utilization") == share
 
 
 def test_tokens_of_a_mixture_in_lockstep_are_those_of_one_rank(tmp_path):

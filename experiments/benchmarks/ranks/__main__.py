@@ -5,7 +5,8 @@
 It imports torch, triton, numpy, transformers, safetensors, pandas, pyarrow and the playground without its front door. A
 part that fails is reported with its error's last line, and the others go on; what would begin after the budget of
 seconds is left out. With one GPU the halves that need no other are measured, and the report names the rest. `--tiny`
-tries everything with tiny models, on the CPU over Gloo where there is no GPU; its times mean nothing. The pipeline's
+tries everything with tiny models, on the CPU over Gloo where there is no GPU; `--share-gpus` has ranks share a GPU
+where there are too few: that everything runs is shown by both, and their times mean nothing. The pipeline's
 simulated twin needs simpy and no GPU: `python -m experiments.benchmarks.ranks.twin OUT/ranks.json`.
 
 Method. Random weights of the models' shapes in bf16 and made-up prompts, served through the real scheduler, policies
@@ -67,10 +68,12 @@ def main() -> int:
     if not gpus and not options.tiny:
         _parser().error("needs a CUDA device; --tiny does without")
     report = Report(options.out, options.budget, __doc__ or "", "ranks")
-    report.facts |= facts(options.commit) | {"gpus": gpus, "tiny": options.tiny}
+    report.facts |= facts(options.commit) | {"gpus": gpus, "tiny": options.tiny, "share_gpus": options.share_gpus}
     with tempfile.TemporaryDirectory() as folder:
         sizes = TINY if options.tiny else FULL
-        return run(Bench(report, sizes, Path(folder), "cuda" if gpus else "cpu", gpus or 4), options.parts)
+        device = "cuda" if gpus else "cpu"
+        bench = Bench(report, sizes, Path(folder), device, gpus or 4, share_gpus=options.share_gpus)
+        return run(bench, options.parts)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, default=500.0, help="seconds after which no other part begins")
     parser.add_argument("--commit", default="", help="of this tree, where it lies without its history")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to see that everything runs")
+    parser.add_argument("--share-gpus", action="store_true", help="where ranks are more than GPUs")
     return parser
 
 

@@ -20,13 +20,15 @@ from experiments.benchmarks.ranks import shapes
 from experiments.benchmarks.ranks.sizes import Sizes
 
 ONE = Layout()
-PATIENCE = 90.0
+PATIENCE = 120.0
 """Seconds after which ranks that wait for one another are given up."""
+SHARED = 0.8
+"""Of a GPU's memory, what ranks may take together that share it."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """`folder` holds the models' configs; `ranks`: how many may have a device of their own."""
+    """`folder` holds the models' configs. `ranks`: how many have a device of their own; `share_gpus`: more may run."""
 
     report: Report
     sizes: Sizes
@@ -34,6 +36,7 @@ class Bench:
     device: str
     ranks: int
     hire: Callable[[int], Hire] = spawned
+    share_gpus: bool = False
 
     def model(self, name: str, **changes: Any) -> str:
         """The path of a shipped model's config with some values of its own."""
@@ -50,11 +53,13 @@ class Bench:
         self, path: str, layout: Layout = ONE, dtype: str = "bfloat16", overlap: Overlap = NONE, **sizes: Any
     ) -> Iterator[ParallelBackend]:
         """Workers with random weights of a shape, warmed up; `sizes` as backends take them."""
-        if layout.ranks > self.ranks:
+        if (crowded := layout.ranks > self.ranks) and not self.share_gpus:
             raise EngineError(f"needs {layout.ranks} GPUs, and this machine has {self.ranks}")
         given: dict[str, Any] = {"max_seqs": 256, "max_tokens": 8192, "max_length": self.sizes.sequence}
         if self.device == "cpu":  # where nobody says how much memory is there to be used
             given["blocks"] = 400
+        elif crowded:
+            given["memory_utilization"] = SHARED / layout.ranks
         backend = ParallelBackend(
             WorkerConfig(
                 path=path,
@@ -65,6 +70,7 @@ class Bench:
                 device=self.device,
                 sizes=given | sizes,
                 patience=PATIENCE,
+                share_gpus=self.share_gpus,
                 overlap=overlap,
             ),
             self.hire(layout.ranks),
