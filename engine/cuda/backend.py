@@ -29,13 +29,14 @@ from engine.cuda.returns import DEPTH, Returns
 from engine.cuda.state import Picking, SlotState, Words
 from engine.cuda.swap import Swap
 from engine.cuda.timeline import Clock, CudaTimeline, Mark, Timeline
-from engine.cuda.turns import packed
+from engine.cuda.turns import packed, packed_together
 from engine.cuda.warmup import WARM_SLICES, measured, run_idle
 from engine.errors import EngineError, StepFailed
 from engine.kv import KvPool, block_bytes
 from engine.memory import enough_memory, is_shortage
 from engine.models.decoder import Decoder
-from engine.pooled import ALONE, Pooled
+from engine.pooled import ALONE, Passes, Pooled
+from engine.runner import in_order
 from kernels import reference
 from playground.core import COPY_IN, COPY_OUT, Copy, Done, Logprob, Spec, Step
 
@@ -133,7 +134,8 @@ class CudaBackend:
         with enough_memory(f"kv.host_blocks={host_blocks}: no GPU memory left for swapping; {LEAVE_MORE}"):
             self._swap = Swap(self._pool, host_blocks, self._timeline.pinned) if host_blocks else None
         self._forward = self._forward_with(self._pool)
-        self._graphs = self._no_graphs() if graphs else None
+        fixed = model.part.exchange is None or model.part.exchange.fixed
+        self._graphs = self._no_graphs() if graphs and fixed else None
         self._graph_bytes = 0
         self._parcels = Parcels(self._timeline, max(max_seqs, max_tokens))
         self._residents = Residents(
@@ -190,9 +192,7 @@ class CudaBackend:
 
     @torch.inference_mode()
     def launch(self, step: Step, pooled: Pooled = ALONE) -> None:
-        """Prepare a step and queue it on the device. It cannot be one that other replicas take part in."""
-        if pooled:
-            raise EngineError("parallel.dp_attention=true: ranks on GPUs do not step together yet; take device=cpu")
+        """Prepare a step and queue it on the device; of a step that others take part in, all lanes come back."""
         launched = self.now()
         if self._closed:
             raise RuntimeError("launch: the backend is closed")
@@ -202,8 +202,8 @@ class CudaBackend:
             if step.move is not None:
                 self._move_layers(step.move.layers)
             self._residents.start(step.starts)
-            for lane in step.lanes:
-                self._launch(step, lane, launched)
+            for lane in in_order(pooled) if pooled else step.lanes:
+                self._launch(step, lane, pooled.get(lane, ()), launched)
             self._residents.end(step.ends)
         except (ValueError, RuntimeError) as error:
             self._fail(step.id, error)
@@ -224,24 +224,36 @@ class CudaBackend:
         self._timeline.synchronize()
         if moved and self._graphs is not None:
             self._graphs = self._no_graphs()
+            if self._replicas > 1:  # captures exchange: the others must be at it, too
+                self._graphs.capture_all(Picking.GREEDY)
 
     def _no_graphs(self) -> Graphs:
         """None captured so far."""
-        return Graphs(self._forward, self.spec.max_seqs, self._state.scratch, self._timeline)
+        return Graphs(self._forward, self.spec.max_seqs, self._state.scratch, self._timeline, replicas=self._replicas)
 
-    def _launch(self, step: Step, lane: str, launched: float) -> None:
+    @property
+    def _replicas(self) -> int:
+        """That bring tokens to this rank's experts."""
+        return 1 if self._model.part.exchange is None else self._model.part.exchange.replicas
+
+    def _launch(self, step: Step, lane: str, pooled: Passes, launched: float) -> None:
         if lane in (COPY_IN, COPY_OUT):
             self._copy(step, lane, launched)
         else:
-            self._compute(step, lane, launched)
+            self._compute(step, lane, pooled, launched)
 
-    def _compute(self, step: Step, lane: str, launched: float) -> None:
+    def _compute(self, step: Step, lane: str, pooled: Passes, launched: float) -> None:
         began = perf_counter()
-        batch = self._residents.place(step.columns_of(lane))
+        slices, scratch, overlap = step.columns_of(lane), self._state.scratch, self._model.part.overlap
+        batch = self._residents.place(slices) if slices.sequence else Batch.empty()
         picking = batch.rows.picking
         top = top_asked(batch.rows.residents) if Picking.LOGPROBS in picking else 0
-        overlap, scratch = self._model.part.overlap, self._state.scratch
-        numbers, shape, sampled, known, graph = packed(batch, self._graphs, overlap, scratch)
+        if pooled:
+            numbers, shape, sampled, known, graph = packed_together(
+                batch, self._graphs, overlap.threshold, scratch, pooled
+            )
+        else:
+            numbers, shape, sampled, known, graph = packed(batch, self._graphs, overlap, scratch)
         if graph is not None and self._graphs is not None:
             self._graphs.capture(graph, picking)
         extra = self._residents.recount(sampled) if Picking.PENALTIES in picking else self._called(batch)

@@ -39,6 +39,8 @@ class Shape(NamedTuple):
     """Prefills."""
     rows: int | None = None
     """Tokens whose successor is wanted; None: there is nothing but decodes, and all of them sample."""
+    pooled: tuple[int, ...] = ()
+    """As many rows as each replica brings to the experts, where these meet the tokens of several."""
 
     @property
     def sizes(self) -> list[int]:
@@ -192,31 +194,33 @@ class Forward:
 
         `known`: each pass's `spans`, unless a graph will serve other batches.
         """
-        first, *later = self._passes(packed.split(shape.sizes), shape, known)
+        first, *later = self._passes(packed.split(shape.sizes), shape, known)  # one at most
         x = None if self._hidden is None else self._hidden[: shape.all_tokens]
         return self._model.body(first, self._pool, x, *later)
 
     def _passes(self, parts: Parts, shape: Shape | Turns, known: Known) -> list[Inputs]:
         if isinstance(shape, Turns):
             edge, (early, late) = len(shape.first.sizes), known
-            return [
-                *self._passes(parts[:edge], shape.first, [early]),
-                *self._passes(parts[edge:], shape.second, [late]),
-            ]
+            return [self._pass(parts[:edge], shape.first, early), self._pass(parts[edge:], shape.second, late)]
         own = known[0] if known else ()
-        if shape.rows is not None:
-            return [self._mixed(parts, shape, own)]
-        slots, contexts = parts
-        if not self._model.part.overlap.halves(shape.decodes):
-            return [self._decode(slots, contexts, own)]
+        # In lockstep nobody halves unless all do, and then before batches are packed.
+        if shape.rows is not None or shape.pooled or not self._model.part.overlap.halves(shape.decodes):
+            return [self._pass(parts, shape, own)]
         edge = cut((), shape.decodes, 0.0).rows
         halves = slice(edge), slice(edge, None)
-        return [self._decode(slots[half], contexts[half], own[half]) for half in halves]
+        slots, contexts = parts
+        return [self._decode(slots[half], contexts[half], shape, own[half]) for half in halves]
 
-    def _decode(self, slots: Tensor, contexts: Tensor, known: Sequence[Span]) -> Inputs:
+    def _pass(self, parts: Parts, shape: Shape, known: Sequence[Span]) -> Inputs:
+        if shape.rows is not None:
+            return self._mixed(parts, shape, known)
+        slots, contexts = parts
+        return self._decode(slots, contexts, shape, known)
+
+    def _decode(self, slots: Tensor, contexts: Tensor, shape: Shape, known: Sequence[Span]) -> Inputs:
         tables = self._state.tables.index_select(0, slots)
         batch = DeviceBatch(len(slots), contexts.int(), tables, spans=known)
-        return self._inputs(slots, contexts - 1, None, batch)
+        return self._inputs(slots, contexts - 1, None, batch, shape.pooled)
 
     def _mixed(self, parts: Parts, shape: Shape, known: Sequence[Span]) -> Inputs:
         token_slots, positions, slots, contexts, offsets, rows = parts
@@ -228,12 +232,14 @@ class Forward:
             tokens=shape.tokens,
             spans=known,
         )
-        return self._inputs(token_slots, positions, rows, batch)
+        return self._inputs(token_slots, positions, rows, batch, shape.pooled)
 
-    def _inputs(self, slots: Tensor, positions: Tensor, rows: Tensor | None, batch: DeviceBatch) -> Inputs:
+    def _inputs(
+        self, slots: Tensor, positions: Tensor, rows: Tensor | None, batch: DeviceBatch, pooled: tuple[int, ...]
+    ) -> Inputs:
         state, real = self._state, positions.clamp(min=0)
         places = state.kv_places(slots, real).masked_fill_(positions < 0, -1)
-        return Inputs(state.tokens(slots, real), real, places, rows, batch)
+        return Inputs(state.tokens(slots, real), real, places, rows, batch, pooled)
 
     @torch.inference_mode()
     def pick(self, logits: Tensor, packed: Tensor, shape: Shape | Turns, picking: Picking, top: int = 0) -> Picked:

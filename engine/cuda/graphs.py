@@ -28,8 +28,11 @@ class Graphs:
         scratch: int,
         timeline: Timeline,
         tokens: Sequence[int] = PREFILL_SIZES,
+        replicas: int = 1,
     ) -> None:
+        """`replicas` bring as many rows each to the experts; where there are several, graphs hold decodes only."""
         self._forward = forward
+        self._replicas = replicas
         self._scratch = scratch
         self._timeline = timeline
         self._decodes = decode_sizes(most)
@@ -47,6 +50,9 @@ class Graphs:
 
     def shapes(self) -> Iterator[Shape]:
         """All that can be captured, the largest of each kind first."""
+        if self._replicas > 1:
+            yield from (self._pooled_shape(decodes) for decodes in reversed(self._decodes))
+            return
         for tokens in reversed(self._tokens):
             for decodes in reversed(self._mixed):
                 yield _mixed_shape(decodes, tokens)
@@ -64,6 +70,14 @@ class Graphs:
         if rows is None or tokens is None or slices - singles > CHUNKS:
             return None
         return _mixed_shape(rows, tokens)
+
+    def pooled(self, rows: int) -> Shape | None:
+        """The shape in which all replicas decode if the one that has most brings so many rows; None: too many."""
+        size = _next(self._decodes, rows)
+        return None if size is None else self._pooled_shape(size)
+
+    def _pooled_shape(self, decodes: int) -> Shape:
+        return Shape(decodes, pooled=(decodes,) * self._replicas)
 
     def capture_all(self, picking: Picking) -> None:
         """The largest first: the smaller ones find room in the memory that it left."""
@@ -88,8 +102,11 @@ class Graphs:
         return self._forward.ended(found, own, shape, picking, top) if inside is None else Picked(found)
 
     def _inside(self, picking: Picking) -> Picking | None:
-        """How the graph itself picks; None: it does not."""
-        return picking if self._forward.picks and not picking.rare else None
+        """How the graph itself picks; None: it does not.
+
+        With other replicas it never does: captures exchange, and not all of these will want the same one at once.
+        """
+        return picking if self._forward.picks and not picking.rare and self._replicas == 1 else None
 
     def _graph(self, shape: Shape, picking: Picking | None) -> Work:
         """The captured step that picks so, or else leaves what its body found."""

@@ -49,7 +49,7 @@ class Rows(NamedTuple):
     def of(cls, residents: list[Resident]) -> Rows:
         """Of residents that have a slot."""
         slots: list[Any] = [resident.slot for resident in residents]
-        asked = reduce(or_, [resident.picking for resident in residents])
+        asked = reduce(or_, [resident.picking for resident in residents], Picking.GREEDY)
         return cls(residents, np.array(slots, dtype=np.int64), Picking(asked))
 
 
@@ -72,6 +72,11 @@ class Batch(NamedTuple):
             np.array(samples, dtype=bool),
             lengths.count(1),
         )
+
+    @classmethod
+    def empty(cls) -> Batch:
+        """Of a rank that has nothing to do but for others."""
+        return cls.of(Rows.of([]), [], [], [])
 
     @property
     def ends(self) -> Words:

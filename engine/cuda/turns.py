@@ -1,4 +1,7 @@
-"""A step on its way to the device: how its batch is packed, at once or in two halves that compute by turns."""
+"""A step on its way to the device: how its batch is packed, at once or in two halves that compute by turns.
+
+Where replicas share experts a rank has to take part without a batch of its own, too: it computes a row for nobody.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from engine.cuda.graphs import Graphs
 from engine.cuda.residents import Batch, Rows, Sampled
 from engine.cuda.state import Words
 from engine.overlap import Overlap
+from engine.pooled import Passes
 from kernels.batch import Span
 from playground.halves import cut
 
@@ -43,22 +47,56 @@ def packed(batch: Batch, graphs: Graphs | None, overlap: Overlap, scratch: int) 
     return Packed(numbers, shape, sampled, (spans(batch, shape),), graph)
 
 
+def packed_together(batch: Batch, graphs: Graphs | None, threshold: float, scratch: int, pooled: Passes) -> Packed:
+    """A batch, which may be empty, beside those of other replicas, which know as much of this one: see `Pooled`.
+
+    Small steps are padded to a graph's size on all ranks, whether or not a rank's own has prompts and no graph.
+    """
+    if len(pooled) == 1:
+        decodes = None if graphs is None else graphs.pooled(max(pooled[0]))
+        if decodes is not None and batch.nothing_but_decodes:
+            return _packed_one(batch, decodes, scratch)._replace(graph=decodes)
+        return _packed_one(batch, _pooling(batch, pooled[0] if decodes is None else decodes.pooled), scratch)
+    both = zip(parted(batch, threshold), pooled, strict=True)
+    return _behind(*[_packed_one(half, _pooling(half, rows), scratch) for half, rows in both])
+
+
+def _pooling(batch: Batch, pooled: tuple[int, ...]) -> Shape:
+    """Somebody has to be there for others' tokens: a row for nobody."""
+    return (least_shape(batch) if len(batch.starts) else Shape(1))._replace(pooled=pooled)
+
+
+def _packed_one(batch: Batch, shape: Shape, scratch: int) -> Packed:
+    numbers, sampled = pack(batch, shape, scratch)
+    return Packed(numbers, shape, sampled, (spans(batch, shape),))
+
+
+def _behind(first: Packed, second: Packed) -> Packed:
+    assert isinstance(first.shape, Shape) and isinstance(second.shape, Shape)
+    return Packed(
+        np.concatenate((first.numbers, second.numbers)),
+        Turns(first.shape, second.shape),
+        Sampled(first.sampled.residents + second.sampled.residents, first.sampled.positions + second.sampled.positions),
+        (*first.known, *second.known),
+    )
+
+
 def _by_turns(both: tuple[Batch, Batch], scratch: int) -> Packed:
-    shape = Turns(*map(least_shape, both))
-    (first, early), (second, late) = (pack(half, one, scratch) for half, one in zip(both, shape, strict=True))
-    sampled = Sampled(early.residents + late.residents, early.positions + late.positions)
-    known = [spans(half, one) for half, one in zip(both, shape, strict=True)]
-    return Packed(np.concatenate((first, second)), shape, sampled, known)
+    return _behind(*[_packed_one(half, least_shape(half), scratch) for half in both])
 
 
 def halves(batch: Batch, threshold: float) -> tuple[Batch, Batch] | None:
     """The two batches that `engine.overlap.halved` makes of the same slices; None if one were empty."""
+    first, second = parted(batch, threshold)
+    return (first, second) if len(first.starts) and len(second.starts) else None
+
+
+def parted(batch: Batch, threshold: float) -> tuple[Batch, Batch]:
+    """The same; one may be empty."""
     prompts, rows = np.flatnonzero(batch.lengths != 1), np.flatnonzero(batch.lengths == 1)
     place = cut(batch.lengths[prompts].tolist(), len(rows), threshold)
     early = np.concatenate((prompts[: place.prompts + (place.inside > 0)], rows[: place.rows]))
     late = np.concatenate((prompts[place.prompts :], rows[place.rows :]))
-    if not len(early) or not len(late):
-        return None
     first, second = _part(batch, early), _part(batch, late)
     if place.inside:
         first.lengths[place.prompts], first.samples[place.prompts] = place.inside, False

@@ -81,6 +81,8 @@ class Exchange(Protocol):
     """Where each of the model's experts is in this rank's weights, -1: elsewhere; int32."""
     replicas: int
     """With tokens of their own."""
+    fixed: bool
+    """Whether its sizes follow from numbers of tokens alone, so that it may be captured in a graph."""
 
     def of(self, tokens: Sequence[int], beside: bool) -> Trip:
         """For a pass of so many tokens on each replica, whose exchanges go on `beside` what is computed, or do not."""

@@ -27,6 +27,10 @@ SILENCE = 5.0
 """Seconds that a rank with steps in flight may leave a ping unanswered."""
 
 
+PADDED = {"cpu": 1, "cuda": 8}
+"""Of how many rows of one token ranks compute a multiple beside prompts: `engine.cuda.forward.ROWS` on a GPU."""
+
+
 @dataclass(slots=True)
 class Flight:
     """A lane of a step that workers have been given, and what each stage has said of it."""
@@ -142,7 +146,7 @@ class ParallelBackend:
         if not self._layout.lockstep:
             self._send(step.group, encode_step(step, known[step.group]))
             return
-        crowd = pooled(step, len(replicas), self._config.overlap)
+        crowd = pooled(step, len(replicas), self._config.overlap, PADDED[self._config.device])
         for replica in replicas:
             self._send(replica, encode_step(share(step, replica), known[replica], crowd))
 

@@ -105,7 +105,7 @@ class Gathering:
         self, replicas: Group, held: Tensor, padded: bool, run: Run[Any] = at_once, ways: Ways | None = None
     ) -> None:
         """`replicas`: the ranks with the same tensor-parallel rank and stage; `ways`: better ones."""
-        self.held, self.replicas = held, replicas.size
+        self.held, self.replicas, self.fixed = held, replicas.size, True
         self._replicas, self._padded, self._run = replicas, padded, run
         self._ways = ways or Distributed(replicas)
 
@@ -168,7 +168,7 @@ class AllToAll:
     ) -> None:
         """`ranks`: all that share experts, of which `team` neighbours each have equal tokens; `ways`: better ones."""
         self._ways = ways or Distributed(ranks)
-        self.held, self.replicas = held, ranks.size // team
+        self.held, self.replicas, self.fixed = held, ranks.size // team, padded
         self._ranks, self._team, self._padded, self._run = ranks, team, padded, run
         self._each = (len(held) - 1) // ranks.size
 

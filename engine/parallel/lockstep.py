@@ -13,8 +13,8 @@ from playground.core import COPY_IN, COPY_OUT, Columns, Slice, Step
 def pooled(step: Step, replicas: int, overlap: Overlap = NONE, multiple: int = 1) -> Pooled:
     """Tokens of each replica, by lane in order; copies are nobody else's concern, but come back from all.
 
-    Where batches are halved, a rank cannot know how the others halve theirs. `multiple`: so many rows of one token, or
-    a multiple, a rank computes beside longer slices, some of them for nobody.
+    Where batches are halved, a rank cannot know how the others halve theirs. `multiple` above 1: so many rows of one
+    token, or a multiple, a rank computes beside longer slices, some of them for nobody; and one row at least.
     """
     part = step.columns
     singles, longer = _counters(step), _counters(step)
@@ -37,7 +37,8 @@ def _counters(step: Step) -> dict[str, Counter[int]]:
 
 
 def _rows(singles: int, longer: int, multiple: int) -> int:
-    return longer + (singles + -singles % multiple if longer else singles)
+    rows = longer + (singles + -singles % multiple if longer else singles)
+    return max(rows, 1) if multiple > 1 else rows
 
 
 def _halves(step: Step, lane: str, replicas: int, overlap: Overlap, multiple: int) -> Passes:

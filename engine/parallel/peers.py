@@ -133,6 +133,10 @@ class _Circle:
     def __init__(self, group: Any, rank: int, size: int, device: torch.device) -> None:
         self._group, self._rank, self._size, self._device = group, rank, size, device
         self._addresses: list[int] = []
+        self._seats = list(range(size))
+        """Of each rank, its place in the group, which has an order of its own."""
+        ranks = [told[0] for told in self._told(bytes([rank]))]
+        self._seats = [ranks.index(one) for one in range(size)]
 
     def agreed(self, what: str, value: int) -> int:
         """Make sure that all can exchange and have the same `value`; how many programs every device runs at once."""
@@ -168,7 +172,7 @@ class _Circle:
         mine = torch.tensor(list(message), dtype=torch.uint8)
         found = [torch.empty_like(mine) for _ in range(self._size)]
         dist.all_gather(found, mine, group=self._group)
-        return [bytes(one.tolist()) for one in found]
+        return [bytes(found[seat].tolist()) for seat in self._seats]
 
 
 def _aligned(nbytes: int) -> int:

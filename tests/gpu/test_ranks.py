@@ -67,6 +67,28 @@ def test_tokens_are_those_of_one_rank(expected, layout, graphs, tmp_path):
         assert tokens(backend) == expected
 
 
+@pytest.fixture(scope="module")
+def mixed_experts():
+    with closing(CudaBackend(load_model(tiny("qwen2-moe"), "float32", DEVICE), **SIZES)) as backend:
+        return tokens(backend)
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(replicas=2, lockstep=True, ep=2),
+        Layout(replicas=2, lockstep=True, ep=2, exchange="padded_all_to_all"),
+        Layout(replicas=2, lockstep=True),
+        Layout(tp=2, ep=2, exchange="padded_all_to_all"),
+    ],
+    ids=["gather", "all_to_all", "parts", "team"],
+)
+def test_experts_on_both_ranks_give_the_tokens_of_one(mixed_experts, layout, graphs, tmp_path):
+    with closing(spread(tiny("qwen2-moe"), layout, tmp_path, graphs)) as backend:
+        assert tokens(backend) == mixed_experts
+
+
 @pytest.fixture
 def few_layers(tmp_path) -> Path:
     """Qwen3-0.6B with four layers."""

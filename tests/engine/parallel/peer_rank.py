@@ -68,7 +68,8 @@ class Exchanger:
         group = dist.group.WORLD
         self.peers = Peers(group, rank, size, device, CAPACITY)
         pair = dist.new_group([0, size - 1])
-        self.ring = Ring(pair, 0 if rank == 0 else 1, device, CAPACITY, SLOTS) if rank in (0, size - 1) else None
+        self.gives = rank == size - 1  # against the order of the group
+        self.ring = Ring(pair, int(not self.gives), device, CAPACITY, SLOTS) if rank in (0, size - 1) else None
         self.digest = hashlib.sha256()
         self.x = self.made(1 << 20, rows, width)
         self.weight = self.made(1 << 21, width)
@@ -94,10 +95,10 @@ class Exchanger:
         found["gather_rows"] = self.peers.gather_rows(mine[:3])
         found["scatter_sum"] = self.peers.scatter_sum(mine[: self.rows // self.size * self.size])
         if self.ring is not None:
-            if self.rank:
-                self.pause()  # until the ring is full and rank 0 must wait
+            if not self.gives:
+                self.pause()  # until the ring is full and the other must wait
             for part in self.messages():
-                if self.rank == 0:
+                if self.gives:
                     self.ring.put(part)
                 else:
                     found["taken"] = torch.cat((found["taken"], self.taken())) if "taken" in found else self.taken()
@@ -127,7 +128,7 @@ class Exchanger:
             "gather": torch.cat(self.parts, 1),
             "gather_rows": torch.cat([part[:3] for part in self.parts]),
             "scatter_sum": total[self.rank * n : self.rank * n + n].to(self.dtype),
-        } | ({"taken": torch.cat(self.messages())} if self.ring is not None and self.rank else {})
+        } | ({"taken": torch.cat(self.messages())} if self.ring is not None and not self.gives else {})
 
     def check(self, found: dict[str, Tensor], where: str) -> None:
         for name, tensor in self.wanted().items():
