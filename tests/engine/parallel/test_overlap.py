@@ -1,16 +1,23 @@
 """What is computed beside exchanges is what is computed without: real ranks over Gloo."""
 
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
+from threading import Event
 
 import pytest
 import torch
 
+from engine.config import find_config
 from engine.errors import EngineError
+from engine.load import LONE, load_model
+from engine.models.decoder import WHOLE
 from engine.overlap import Overlap, halved, passes
 from engine.parallel.backend import ParallelBackend
+from engine.parallel.beside import SideThread
 from engine.parallel.config import WorkerConfig
-from engine.parallel.layout import Layout
+from engine.parallel.exchange import in_line, where
+from engine.parallel.layout import Held, Layout
 from engine.tiny import tiny
 from playground.core import Slice
 from playground.sim.cost import Shape
@@ -18,7 +25,7 @@ from playground.sim.overlap import split
 from tests.engine.parallel.forked import forked
 from tests.engine.parallel.layouts import SIZES, Crew, difference
 from tests.engine.parallel.layouts import Case as ServedCase
-from tests.engine.parallel.overlapping import Case, alone, together
+from tests.engine.parallel.overlapping import Case, alone, computed, together
 
 PROMPTS = [(0, 0, 5), (1, 0, 9), (2, 0, 3)]
 MIXED = [(0, 5, 1), (1, 9, 1), (2, 3, 7), (3, 0, 4), (4, 0, 1)]
@@ -102,6 +109,95 @@ def test_served_tokens_are_those_of_one_rank(family, layout, overlap, tmp_path):
         assert not difference(family, case, crew.serve(case))
 
 
+# --- what is begun before what
+
+
+class Alone:
+    """A team and experts of one rank; it notes what begins and ends, with tokens, and whether anything hides it."""
+
+    rank, size, replicas = 0, 1, 1
+
+    def __init__(self, experts=0):
+        self.noted = []
+        self.held = where(Held(range(experts)), experts, torch.device("cpu"))
+
+    def add_sum(self, partial, x):
+        self.noted.append(("begin", len(x)))
+        return lambda: (self.noted.append(("end", len(x))), x.add_(partial))[1]
+
+    def sum(self, x):
+        pass
+
+    def gather(self, x):
+        return x
+
+    def of(self, tokens, beside):
+        self.noted.append((beside, *tokens))
+        return self
+
+    def go(self, routed):
+        return lambda: routed
+
+    def come(self, sums):
+        return lambda: sums
+
+
+@pytest.mark.parametrize(
+    ("overlap", "sums"),
+    [
+        (Overlap("row_chunks", chunks=2, rows=17), "begin 9, begin 8, end 9, end 8"),
+        (Overlap("row_chunks", chunks=2, rows=18), "begin 17, end 17"),
+        (Overlap("none"), "begin 17, end 17"),
+        (TWO_BATCH, "begin 8, begin 9, end 8, begin 8, end 9, begin 9"),
+    ],
+    ids=["chunks", "too few", "none", "two_batch"],
+)
+def test_sums_are_under_way_while_something_else_is_computed(overlap, sums):
+    """Of a rank's first products in a step: of chunks the next one's, of two batches the other one's."""
+    team = Alone()
+    share = replace(LONE, part=replace(WHOLE, team=team, overlap=overlap))
+    found = computed(load_model(tiny("llama"), share=share), STEPS[:1], 0, overlap)
+    assert ", ".join(f"{what} {tokens}" for what, tokens in team.noted).startswith(sums)
+    check([found], alone("llama", STEPS[:1]))
+
+
+@pytest.mark.parametrize(
+    ("overlap", "trips"),
+    [
+        (Overlap("single_batch", rows=17), [(True, 17)]),
+        (Overlap("single_batch", rows=18), [(False, 17)]),
+        (Overlap("none"), [(False, 17)]),
+        (TWO_BATCH, [(True, 8), (True, 9)]),
+    ],
+    ids=["single_batch", "too few", "none", "two_batch"],
+)
+def test_tokens_travel_beside_what_is_computed_if_they_are_enough(overlap, trips):
+    exchange = Alone(find_config(tiny("qwen2-moe")).shape.experts.count)
+    share = replace(LONE, part=replace(WHOLE, exchange=exchange, overlap=overlap))
+    found = computed(load_model(tiny("qwen2-moe"), share=share), STEPS[:1], 0, overlap)
+    assert exchange.noted == trips
+    check([found], alone("qwen2-moe", STEPS[:1]))
+
+
+def test_an_exchange_goes_on_by_itself_or_is_waited_for_in_line():
+    run, gate = SideThread(), Event()
+    pending, after = run(gate.wait), run(lambda: "after")
+    gate.set()
+    assert pending() is True and after() == "after"
+    done = []
+    waiting = in_line(run)(lambda: done.append(torch.is_inference_mode_enabled()))
+    assert done == [True]
+    waiting()
+
+
+def test_what_goes_wrong_in_an_exchange_is_told_to_who_asks_for_its_result():
+    def lost():
+        raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        SideThread()(lost)()
+
+
 # --- halves
 
 
@@ -126,7 +222,7 @@ def test_of_a_cut_prompt_the_later_part_samples_and_the_earlier_brings_the_block
 
 
 def test_all_ranks_halve_if_one_has_enough_and_none_without_a_second_half():
-    assert [len(half) for half in passes([slices(1, 1, 1), slices(1)], Overlap("two_batch", rows=3))[0]] == [1, 0]
+    assert [len(half) for half in passes([slices(1), slices(1, 1, 1)], Overlap("two_batch", rows=3))[0]] == [0, 1]
     assert len(passes([slices(1, 1), slices(1)], Overlap("two_batch", rows=3))) == 1
     assert len(passes([slices(1), []], TWO_BATCH)) == 1
     assert len(passes([slices(4)], Overlap("two_batch", threshold=0.0))) == 1
