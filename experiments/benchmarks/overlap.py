@@ -15,7 +15,6 @@ half of every layer and exchanges nothing, as a share of it, likewise. Below 0: 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -188,9 +187,8 @@ def main() -> None:
         rows = measured(paths, options.device, options.rounds, places)
     print(table(rows))
     if options.out:
-        facts = provenance.facts() | {"device": name, "commit": options.commit}
-        found = {"facts": facts, "method": __doc__, "sizes": sizes._asdict(), "rows": [asdict(row) for row in rows]}
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        found = {"device": name, "commit": options.commit, "method": __doc__, "sizes": sizes._asdict()}
+        provenance.write(options.out, provenance.facts() | found | {"rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

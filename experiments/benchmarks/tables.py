@@ -118,6 +118,23 @@ def _peers(record: Record) -> str:
     return f"{speed.told(record)}\n\n{_made_with(record)}"
 
 
+def _overlap(record: Record) -> str:
+    rows = [
+        [
+            row["place"],
+            row["work"],
+            f"`{row['overlap']}`",
+            f"{row['ms']:.0f}",
+            f"{row['ratio']:.2f}",
+            f"{row['ratios'][0]:.2f}-{row['ratios'][-1]:.2f}",
+            "" if row["exposed"] is None else f"{row['exposed']:.0%}",
+        ]
+        for row in record["rows"]
+    ]
+    head = ["", "step", "overlap", "ms", "by `none`", "over rounds", "exposed"]
+    return f"{table(head, rows)}\n\n{_made_with(record)}"
+
+
 def _robustness(record: Record) -> str:
     return f"{conclusions.page(record)}\n\n{_made_with(record)}"
 
@@ -134,6 +151,7 @@ TABLES: Mapping[str, Callable[[Record], str]] = {
     "simulator": _simulator,
     "engine": _engine,
     "peers": _peers,
+    "overlap": _overlap,
     "robustness": _robustness,
     **gpu.ENGINE,
     **gpu.KERNELS,
@@ -144,6 +162,7 @@ FILES: Mapping[str, str] = {
     "simulator": "simulator",
     "engine": "engine_vs_transformers",
     "peers": "peers_speed",
+    "overlap": "overlap_cpu",
     "robustness": "robustness",
     **dict.fromkeys(gpu.ENGINE, "gpu_engine_h200"),
     **dict.fromkeys(gpu.KERNELS, "gpu_kernels_h200"),
