@@ -21,7 +21,7 @@ from engine.parallel.layout import Place
 from engine.parallel.lockstep import pooled, share
 from engine.parallel.supervise import Crew, Hire, Loss, Peer
 from engine.parallel.wire import DIALECT, Kind, Token, decode_report, encode_step, kind, plain, value
-from playground.core import COPY_IN, COPY_OUT, Done, Spec, Step
+from playground.core import COPY_IN, COPY_OUT, MAIN, Done, Spec, Step
 
 SILENCE = 5.0
 """Seconds that a rank with steps in flight may leave a ping unanswered."""
@@ -51,7 +51,7 @@ class Flight:
     def done(self, free: list[float]) -> Done:
         """Of all stages; tokens are the last one's. `free`: when each had done what came before, and now this."""
         parts = [_together([self.reports[one, stage] for one in self.replicas]) for stage in range(len(free))]
-        spans = self._copied(parts) if self.lane in (COPY_IN, COPY_OUT) else self._computed(parts, free)
+        spans = self._copied(parts, free) if self.lane in (COPY_IN, COPY_OUT) else self._computed(parts, free)
         return replace(
             parts[-1],
             launched=self.launched,
@@ -61,12 +61,15 @@ class Flight:
             stages=tuple(spans) if len(spans) > 1 else (),
         )
 
-    def _copied(self, parts: Sequence[Done]) -> list[tuple[float, float]]:
+    def _copied(self, parts: Sequence[Done], free: list[float]) -> list[tuple[float, float]]:
         """Stages copy beside one another; one counts as done when those before it are, too: so replays have it."""
-        starts = [max(part.started, self.launched) for part in parts]
-        ends = accumulate((part.finished for part in parts), max, initial=self.launched)
-        next(ends)
-        return [(start, max(start, end)) for start, end in zip(starts, ends, strict=True)]
+        spans, ready = [], self.launched
+        for stage, part in enumerate(parts):
+            # One replica may have been ahead of another.
+            ready = max(part.finished, ready, free[stage])
+            spans.append((min(max(part.started, self.launched, free[stage]), ready), ready))
+            free[stage] = ready
+        return spans
 
     def _computed(self, parts: Sequence[Done], free: list[float]) -> list[tuple[float, float]]:
         """When each stage was at work, on the driver's clock; what lags a little keeps cause before effect."""
@@ -100,8 +103,8 @@ class ParallelBackend:
         """Replicas that step together."""
         self._flights: list[dict[tuple[int, str], Flight]] = [{} for _ in self._groups]
         self._known: list[list[Token]] = [[] for _ in everybody]
-        self._free = [[0.0] * self._layout.stages for _ in self._groups]
-        """When each group's stages had done what has come back."""
+        self._free: list[dict[str, list[float]]] = [{} for _ in self._groups]
+        """When each group's stages had done what has come back, by what goes on side by side: copies, and the rest."""
         self._ready: list[tuple[float, int, Done]] = []
         self._landed = count()
         self._floor = 0.0
@@ -255,15 +258,16 @@ class ParallelBackend:
                 self._land(flight)
 
     def _land(self, flight: Flight) -> None:
-        done = flight.done(self._free[flight.step.group])
+        beside = flight.lane if flight.lane in (COPY_IN, COPY_OUT) else MAIN
+        free = self._free[flight.step.group].setdefault(beside, [0.0] * self._layout.stages)
+        done = flight.done(free)
         if self._layout.stages > 1:
             for replica, token in _tokens(flight.step, done):
                 self._known[replica].append(token)
         if done.finished <= self._floor:  # word of it was on its way when somebody looked
             done.finished = nextafter(self._floor, inf)
             done.stages = (*done.stages[:-1], *[(started, done.finished) for started, _ in done.stages[-1:]])
-            if done.lane not in (COPY_IN, COPY_OUT):
-                self._free[flight.step.group][-1] = done.finished
+            free[-1] = done.finished
         heappush(self._ready, (done.finished, next(self._landed), done))
         self._changed.notify_all()
 
