@@ -50,8 +50,7 @@ class Engine:
         _check_parallel(plan)
         _check_precision(plan)
         _check_torch()
-        parallel = plan.settings.parallel
-        if parallel.stages * parallel.tp * parallel.replicas > 1:
+        if layout_of(plan.settings.parallel).ranks > 1:  # what no layout can be, is an error for one rank, too
             return self._spread(plan)
         from engine.memory import whole_or_nothing
 

@@ -73,7 +73,12 @@ CASES = {
         "backend=engine",
         "model=tiny",
         "parallel.ep=2",
-    ): "parallel.ep=2: backend=engine does not do that so far; set it to 1",
+    ): "parallel.ep=2 must divide the 1 ranks that share experts",
+    (
+        "backend=engine",
+        "model=tiny",
+        "policy/overlap=row_chunks",
+    ): "parallel.overlap=row_chunks: sums over tensor-parallel devices are chunked, and parallel.tp=1",
     ("backend=engine", "model=llama-3.1-8b"): "model.path=llama-3.1-8b: the engine needs a Hugging Face folder",
     ("backend=engine", "model=tiny", "backend.device=tpu"): "device=tpu: the engine has no such device; take cpu, cuda",
     ("backend=engine", "model=tiny", "backend.dtype=int8"): "dtype=int8 is not supported; choose one of auto, float32",
