@@ -257,8 +257,6 @@ class CudaBackend:
         if graph is not None and self._graphs is not None:
             self._graphs.capture(graph, picking)
         extra = self._residents.recount(sampled) if Picking.PENALTIES in picking else self._called(batch)
-        if self._returns is not None:
-            self._returns.expect(self._residents.order, sampled, shape.wanted)
         parcel = self._parcels.take()
         with self._timeline.computing():
             if self._inlet is not None:
@@ -274,6 +272,9 @@ class CudaBackend:
                 self._outlet.send(found)
             if self._return is not None and isinstance(found, Picked) and shape.wanted:
                 self._return.send(found.ids[:, None])
+        if self._returns is not None:
+            # Last of all: loading a kernel waits for what runs, and this runs until the others have done the step.
+            self._returns.expect(self._residents.order, sampled, shape.wanted)
         host = perf_counter() - began
         self._computing.flights.append(
             Flight(step.id, lane, launched, begun, ended, host, self._residents.order, parcel, answered, shares)
