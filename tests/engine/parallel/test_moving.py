@@ -11,6 +11,7 @@ from math import nan
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pyarrow.parquet import read_table
@@ -203,6 +204,24 @@ def test_a_layer_is_built_again_from_its_tensors(model):
         flat, same = dict(tensors(layer)), dict(tensors(again))
         assert flat.keys() == same.keys() and all(torch.equal(flat[name], same[name]) for name in flat)
         assert all(type(getattr(layer, field.name)) is type(getattr(again, field.name)) for field in fields(layer))
+
+
+def test_what_does_not_lie_in_one_piece_is_sent_in_several(monkeypatch):
+    """As the host's pool on a GPU's host: [layers, blocks, ...] of what lies there block by block."""
+    sent = deque()
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(dist, "send", lambda x, rank: sent.append(x.clone()))
+    monkeypatch.setattr(dist, "recv", lambda x, rank: x.copy_(sent.popleft()))
+    monkeypatch.setattr("engine.parallel.moving.PIECE", 64)
+    link, there = Link(1, torch.device("cpu")), torch.zeros(9, 2, 4)
+    source, target = torch.arange(72.0).view(9, 2, 4).transpose(0, 1)[1], there.transpose(0, 1)[1]
+    link.send(source)
+    assert [piece.nbytes for piece in sent] == [64, 64, 16] and all(piece.is_contiguous() for piece in sent)
+    link.receive(target)
+    assert torch.equal(target, source) and not there[:, 0].any()
+    link.send(source[:0])
+    link.receive(target[:0])
+    assert not sent
 
 
 class Wire(Link):
