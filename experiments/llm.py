@@ -231,8 +231,13 @@ def _loaded(
         path = model if weights == "random" else str(checkpoint_folder(model))
         return find_config(path), engine.spread(path, layout, weights, **sizes)
     with whole_or_nothing():
-        decoder = engine.decoder(model, weights)
-        return decoder.config, engine.backend(decoder, **sizes)
+        return _alone(engine, model, weights, sizes)
+
+
+def _alone(engine: Engine, model: str, weights: str, sizes: Mapping[str, Any]) -> tuple[DecoderConfig, Backend]:
+    """On one rank. A frame of its own, so that it can be cleared when it fails."""
+    decoder = engine.decoder(model, weights)
+    return decoder.config, engine.backend(decoder, **sizes)
 
 
 def _tokenizer(model: str, weights: str) -> Any:

@@ -154,7 +154,7 @@ def test_a_capture_that_fails_is_ended_and_its_first_error_told(model, monkeypat
     """CUDA then says that the capture was invalidated, which hides why."""
 
     class Broken:
-        def capture_begin(self, pool):
+        def capture_begin(self, pool, capture_error_mode):
             pass
 
         def capture_end(self):

@@ -15,6 +15,7 @@ from engine.parallel.backend import ParallelBackend
 from engine.parallel.launch import spawned
 from engine.parallel.layout import Layout
 from engine.parallel.supervise import RemoteClock
+from engine.parallel.wire import DIALECT
 from playground.core import MAIN, Step
 from tests.engine.parallel.crews import COMMAND, PROMPT, config, decode, fake, prefill, processes
 from tests.engine.parallel.fake_worker import token
@@ -200,5 +201,5 @@ def test_an_interrupt_before_a_worker_has_settled_in():
 
 def test_another_version_is_refused(monkeypatch):
     monkeypatch.setattr("engine.parallel.backend.DIALECT", "0-little")
-    with pytest.raises(EngineError, match="rank 0 speaks version 2-little, the driver 0-little; install one version"):
+    with pytest.raises(EngineError, match=f"rank 0 speaks version {DIALECT}, the driver 0-little; install one version"):
         ParallelBackend(config(Layout()), spawned(1, COMMAND))
