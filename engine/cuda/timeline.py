@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -94,7 +95,9 @@ class CudaTimeline:
         self.device = device
         self._compute, self._uploads, self._copies = (torch.cuda.Stream(device) for _ in range(3))
         self._receives, self._sends = (torch.cuda.Stream(device) for _ in range(2))
-        self._graphs = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._replays: WeakSet[Work] = WeakSet()
+        """Captured graphs that somebody has."""
 
     def computing(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._compute)
@@ -126,13 +129,15 @@ class CudaTimeline:
 
     def capture(self, work: Work) -> Work:
         """All graphs share one pool: they never run at the same time, and what one leaves there nobody reads."""
+        if not self._replays:  # a pool ends with its last graph
+            self._pool = torch.cuda.graph_pool_handle()
         with self.computing():
             work()  # compiles kernels and fills the libraries' caches, which a capture must not
             self.synchronize()
             graph = torch.cuda.CUDAGraph()
             # Not torch.cuda.graph: it empties caches and collects garbage each time, for dozens of captures. Other
             # threads may call CUDA meanwhile: torch.distributed has one that looks after its collectives.
-            graph.capture_begin(pool=self._graphs, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = work()
             finally:
@@ -142,6 +147,7 @@ class CudaTimeline:
             graph.replay()
             return result
 
+        self._replays.add(replay)
         return replay
 
     def synchronize(self) -> None:
