@@ -15,7 +15,7 @@ from statistics import median
 
 from playground.backend import Backend
 from playground.check.recording import Commit, Decision, Recording
-from playground.core import Abort, Arrive, Done, Request, Spec, Step
+from playground.core import COPY_IN, COPY_OUT, Abort, Arrive, Done, Request, Spec, Step
 from playground.loop import Stuck, serve
 from playground.scheduler import Ended, Event, Group, Scheduler
 from playground.sim.backend import SimBackend
@@ -172,7 +172,9 @@ class Recorded:
 
 def _lane_times(commit: Commit, group: int, free: dict[tuple[int, str, int], float]) -> LaneTimes:
     times, reached = [], commit.launched
-    for stage, finished in enumerate(commit.stage_finished):
+    # Stages copy beside one another, and the simulator has one engine for all: what counts is when the last is done.
+    copies = commit.lane in (COPY_IN, COPY_OUT)
+    for stage, finished in enumerate((commit.finished,) if copies else commit.stage_finished):
         device = (group, commit.lane, stage)
         times.append(finished - max(reached, free.get(device, 0.0)))
         free[device] = reached = finished

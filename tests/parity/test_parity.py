@@ -16,9 +16,9 @@ from engine.load import load_model
 from engine.models.decoder import Decoder
 from engine.tiny import tiny
 from playground.backend import Backend
-from playground.check.parity import Divergence, replay
-from playground.check.recording import load
-from playground.core import Done, Spec, Step
+from playground.check.parity import Divergence, Recorded, replay, simulate
+from playground.check.recording import Commit, Decision, Recording, load
+from playground.core import COPY_OUT, Copy, Done, Spec, Step
 from playground.draft import How
 from playground.sim.backend import SimBackend
 from playground.sim.durations import Durations, LaneTimes, StepTimes
@@ -232,6 +232,17 @@ def test_killed_run_replays_as_far_as_it_goes(model: Decoder, tmp_path: Path) ->
         record(tmp_path, POLICIES["vllm_v1"](), Tampered(engine(model), dies), requests())
     recording = replace(load(tmp_path), whole=False)
     assert replay(recording, fresh(recording.spec, POLICIES["vllm_v1"]())).steps == 20
+
+
+def test_stages_that_copy_beside_one_another() -> None:
+    """The first stage is done with a later copy before the last one is with an earlier."""
+    spec, copied = Spec(10, 1, host_blocks=10, stages=2), [(1.0, 2.0), (1.5, 2.5)]
+    commits = [Commit(id, COPY_OUT, id / 10, id / 10, stages[-1], stages) for id, stages in enumerate(copied)]
+    decisions = {id: Decision(0.0, 0, (), 1) for id in range(2)}
+    backend = simulate(spec, Recorded(Recording(spec, {}, [], commits, decisions, {}, True)))
+    for id in range(2):
+        backend.launch(Step(id, 0, 0.0, (), (Copy(id, 0, 0, (id,), (id,), COPY_OUT),)))
+    assert [done.finished for _ in copied if (done := backend.wait())] == pytest.approx([2.0, 2.5])
 
 
 def test_merged_steps_are_refused(tmp_path: Path) -> None:
