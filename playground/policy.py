@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
@@ -57,6 +57,10 @@ class ClusterView:
     """Tokens of this prompt that a rank has in its prefix cache, by rank."""
     fresh: bool = True
     """Whether the loads know of everything so far, the last placement included."""
+    prefix: Callable[[], tuple[Hashable, ...]] = tuple
+    """Chained keys of the prompt's full blocks, as far as its hashes are known: equal keys mean equal prefixes."""
+    block_size: int = 16
+    """Tokens of a block of KV."""
 
 
 class Policy(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -230,11 +230,15 @@ class Scheduler:
         reports = self._reports
         taken, loads = reports.seen(now) if reports else (now, Loads(self._loads, len(self.ranks)))
 
-        def hit(rank: int) -> int:
-            pool = self.ranks[rank].pool
-            return len(pool.find(prefix_keys(request, self.spec.block_size))) * self.spec.block_size
+        size = self.spec.block_size
 
-        view = ClusterView(now, taken, loads, self.rng, hit, fresh=reports is None)
+        def prefix() -> tuple[Hashable, ...]:
+            return prefix_keys(request, size)
+
+        def hit(rank: int) -> int:
+            return len(self.ranks[rank].pool.find(prefix())) * size
+
+        view = ClusterView(now, taken, loads, self.rng, hit, reports is None, prefix, size)
         return self.policy.place(request.view(), view)
 
     def _pass(self, now: float) -> None:

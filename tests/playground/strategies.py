@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -18,10 +19,20 @@ from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThr
 from policies.composed import Composed
 from policies.inflight import InFlight
 from policies.overlap import Overlap
-from policies.route import LeastOutstanding, RoundRobin
+from policies.prefix_route import CacheAware, Preble
+from policies.route import LeastKv, LeastOutstanding, PowerOfTwo, RoundRobin, SessionAffinity
 from policies.victims import Largest, LastArrived
 
-ROUTES = {"round robin": RoundRobin, "least outstanding": LeastOutstanding}
+ROUTES = {
+    "round robin": RoundRobin,
+    "least outstanding": LeastOutstanding,
+    "least outstanding, own": partial(LeastOutstanding, own=True),
+    "power of two": PowerOfTwo,
+    "least KV": partial(LeastKv, own=True),
+    "session": partial(SessionAffinity, ahead=1),
+    "cache aware": partial(CacheAware, balance_abs=1, tree_blocks=20),
+    "Preble": partial(Preble, warm_up=1, window=0.1),
+}
 
 
 @dataclass(frozen=True)
@@ -164,7 +175,7 @@ def requests(draw, id: int, spec: Spec, arrival: float) -> Request:
     hash_block = draw(st.sampled_from([spec.block_size, spec.block_size, 2, 16]))
     shared = prompt_length if draw(st.booleans()) else draw(st.integers(0, prompt_length))
     ids = hashes(family, shared, id, prompt_length, hash_block)
-    return replace(request, hashes=ids, hash_block=hash_block)
+    return replace(request, hashes=ids, hash_block=hash_block, session=f"{family}")
 
 
 @st.composite
