@@ -20,6 +20,54 @@ class Static:
 
 
 @dataclass(frozen=True, slots=True)
+class Weighted:
+    """Layers by the speed of stages, from the first step on: the slowest stage is as fast as it can be.
+
+    A stage with n layers takes n / speed, the last one (n + `head`) / speed, in layers of a stage of speed 1. `speeds`:
+    one for each stage, relative; none: all alike, so that with `head` 0 layers are spread evenly. `head`: what the
+    language model's head and sampling take, in layers. No stage takes more than `parallel.spare_layers` more than it
+    began with. Layers are handed out one by one, each to the stage that is then the soonest done, which is optimal.
+    Source: gLLM's `--assigned-layers` (c7dc791, `dist_utils.py`), which has people count.
+    """
+
+    speeds: tuple[float, ...] = ()
+    head: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "speeds", tuple(self.speeds))  # a list where it was read from a file
+        if not all(speed > 0 for speed in self.speeds):
+            raise ValueError(f"policy.placement.speeds={list(self.speeds)} must all be more than 0")
+        if not self.head >= 0:
+            raise ValueError(f"policy.placement.head={self.head} must be 0 or more layers")
+
+    def check(self, spec: Spec) -> None:
+        _check_spare("weighted", spec)
+        if self.speeds and len(self.speeds) != len(spec.layers):
+            raise ValueError(
+                f"policy.placement.speeds={list(self.speeds)} are {len(self.speeds)} stages: "
+                f"name one for each of the {len(spec.layers)}"
+            )
+
+    def __call__(self, draft: Draft) -> tuple[int, ...] | None:
+        chosen = self._balanced(draft.spec)
+        return chosen if chosen != draft.layers else None
+
+    def _balanced(self, spec: Spec) -> tuple[int, ...]:
+        stages = range(len(spec.layers))
+        speeds = self.speeds or (1.0,) * len(stages)
+        layers = [1] * len(stages)
+
+        def done(stage: int) -> tuple[float, int]:
+            """When it would be, with one more; of equals first those that had more at the start."""
+            time = (layers[stage] + 1 + self.head * (stage == stages[-1])) / speeds[stage]
+            return time, layers[stage] - spec.layers[stage]
+
+        for _ in range(sum(spec.layers) - len(stages)):
+            layers[min([s for s in stages if layers[s] < spec.layers[s] + spec.spare_layers], key=done)] += 1
+        return tuple(layers)
+
+
+@dataclass(frozen=True, slots=True)
 class DynaPipe:
     """Layers move off the last stage, which also samples, as far as that balances the pipeline (DynaPipe, NeurIPS'25).
 
@@ -50,11 +98,7 @@ class DynaPipe:
                 raise ValueError(f"policy.placement.{name}={value} must be at least 1")
 
     def check(self, spec: Spec) -> None:
-        if not spec.spare_layers:
-            raise ValueError(
-                "policy.placement=dynapipe: no stage has room for another's layers; set parallel.spare_layers, "
-                "with parallel.stages of at least 2"
-            )
+        _check_spare("dynapipe", spec)
 
     def __call__(self, draft: Draft) -> tuple[int, ...] | None:
         slices = draft.slices
@@ -85,3 +129,11 @@ class DynaPipe:
         first = len(others) - more
         taken = [count + each + (stage >= first) for stage, count in enumerate(others)]
         return (*taken, last - moved)
+
+
+def _check_spare(name: str, spec: Spec) -> None:
+    if not spec.spare_layers:
+        raise ValueError(
+            f"policy.placement={name}: no stage has room for another's layers; set parallel.spare_layers, "
+            "with parallel.stages of at least 2"
+        )

@@ -17,6 +17,7 @@ EXPERIMENTS = [option for option in OPTIONS if option.startswith("experiment/")]
 # What an option needs besides: a pool that fits this machine, a model that fits the device, a cut that fits the model.
 NEEDS = {
     "policy/placement/dynapipe": ["parallel=pp2", "parallel.spare_layers=1"],
+    "policy/placement/weighted": ["parallel=pp2", "parallel.spare_layers=1"],
     "policy/align/prefill_delayer": ["parallel=dp_attention", "model=qwen3-30b-a3b", "device=h200"],
     "policy/overlap/single_batch": ["model=deepseek-v2-lite", "parallel=dp_attention"],
     "policy/overlap/row_chunks": ["parallel=tp4"],
