@@ -32,6 +32,7 @@ from omegaconf.errors import (
 from experiments.overrides import did_you_mean, parameters
 from experiments.settings import SettingError
 from playground.loop import Stuck
+from playground.oracle import LengthUnknown
 from playground.sim.cost.tables import BeyondTable
 from playground.workload.errors import WorkloadError
 
@@ -251,5 +252,6 @@ _TELLERS: dict[type[BaseException], Callable[..., str]] = {
     OmegaConfBaseException: _omegaconf,
     HydraException: str,
     Stuck: _stuck,
+    LengthUnknown: lambda error: f"policy: {error}",
     BeyondTable: lambda error: f"backend.{error}",
 }

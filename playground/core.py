@@ -294,6 +294,23 @@ class Step:
         waits = self.copies, self.starts, self.ends, self.dummies
         return Step(self.id, self.group, self.planned, columns, *waits, self.repeat, self.move)
 
+    def without_requests(self) -> Step:
+        """The same step as policies may see it: requests know how long answers will be."""
+        if not self.starts:
+            return self
+        return Step(
+            self.id,
+            self.group,
+            self.planned,
+            self.columns,
+            self.copies,
+            (),
+            self.ends,
+            self.dummies,
+            self.repeat,
+            self.move,
+        )
+
     def columns_of(self, lane: str) -> Columns:
         """Of the slices in one lane."""
         if len(self.lanes) == 1:

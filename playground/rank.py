@@ -253,16 +253,21 @@ class Rank:
 
 
 def prefix_keys(request: Request, block_size: int) -> tuple[Hashable, ...]:
-    """One key for every full block of the prompt that the request's hashes cover.
+    """One key for every full block of the prompt that the request's hashes cover."""
+    return chained_keys(request.hashes, request.hash_block, request.prompt_length, block_size)
+
+
+def chained_keys(hashes: tuple[int, ...], hash_block: int, length: int, block_size: int) -> tuple[Hashable, ...]:
+    """One key for every full block of a prompt of so many tokens that its hashes cover.
 
     The hashes are chained, so the one that covers a block's last token vouches for everything before; a partial last
     hash vouches for the tokens it covers.
     """
-    if request.hash_block == block_size:
-        return request.hashes[: request.prompt_length // block_size]
-    covered = min(request.prompt_length, len(request.hashes) * request.hash_block)
+    if hash_block == block_size:
+        return hashes[: length // block_size]
+    covered = min(length, len(hashes) * hash_block)
     ends = range(block_size, covered + 1, block_size)
-    return tuple((request.hashes[(end - 1) // request.hash_block], end) for end in ends)
+    return tuple((hashes[(end - 1) // hash_block], end) for end in ends)
 
 
 def hash_tokens(tokens: tuple[int, ...], block_size: int) -> tuple[int, ...]:

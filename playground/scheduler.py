@@ -1,7 +1,7 @@
 """The scheduler: turns arrivals and completions into steps by asking a policy, and keeps every account.
 
-It reads no clock (times are arguments), touches no device, and never sees an output length: a backend says which
-sequences ended.
+It reads no clock (times are arguments), touches no device, and looks at no output length: a backend says which
+sequences ended. Lengths go on to the oracles among the policy's parts, and to nobody else.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from math import inf
 from random import Random
 
 from playground.core import COPY_OUT, Columns, Copy, Done, LayerMove, Request, Spec, Step, Turn
 from playground.draft import Draft, Preempted
+from playground.oracle import oracles
 from playground.policy import ClusterView, Load, Loads, Policy
-from playground.rank import Rank, prefix_keys
+from playground.rank import Rank, chained_keys
 from playground.reports import Reports, check_reports
 from playground.sequence import Sequence, State
 
@@ -57,6 +59,8 @@ class Flight:
 
     step: Step
     lanes: set[str]
+    shown: Step
+    """What policies see of it."""
     planned: int = 1
     done: int = 0
     sequences: list[Sequence] = field(default_factory=list)
@@ -110,6 +114,7 @@ class Scheduler:
         check_reports(report_interval, report_steps, report_delay)
         self.spec = spec
         self.policy = policy
+        self._oracles = oracles(policy)
         self.rng = Random(seed)
         self.ranks = tuple(Rank(i, spec, prefix_cache, requeue == "front") for i in range(spec.ranks))
         self.groups = tuple(
@@ -190,6 +195,8 @@ class Scheduler:
         self._pass(now)
         if request.id in self._requests or any(request.id in rank.limbo for rank in self.ranks):
             raise ValueError(f"request {request.id} arrived twice: ids must be unique among unfinished requests")
+        for oracle in self._oracles:
+            oracle.learn(request)
         self._requests[request.id] = request
         if why := self.impossible(request):
             self._finish(Sequence(request, 0), now, "rejected", why)
@@ -231,13 +238,9 @@ class Scheduler:
         taken, loads = reports.seen(now) if reports else (now, Loads(self._loads, len(self.ranks)))
 
         size = self.spec.block_size
-
-        def prefix() -> tuple[Hashable, ...]:
-            return prefix_keys(request, size)
-
-        def hit(rank: int) -> int:
-            return len(self.ranks[rank].pool.find(prefix())) * size
-
+        # Of values and ranks, not of the request: what a router is given must not lead to an output length.
+        prefix = partial(chained_keys, request.hashes, request.hash_block, request.prompt_length, size)
+        hit = partial(_prefix_hit, self.ranks, prefix)
         view = ClusterView(now, taken, loads, self.rng, hit, reports is None, prefix, size)
         return self.policy.place(request.view(), view)
 
@@ -280,6 +283,8 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, now: float, outcome: str, why: str = "") -> None:
         request = self._requests.pop(sequence.id)
+        for oracle in self._oracles:
+            oracle.forget(sequence.id)
         known = self.sequences.pop(sequence.id, None) is not None
         group = self._group_of[sequence.rank]
         if known and group.starts.pop(sequence.id, None) is None:
@@ -311,7 +316,7 @@ class Scheduler:
 
     def _drafts(self, group: Group, now: float) -> list[Draft]:
         """One a rank, filled in order; each sees those after it as they are before."""
-        in_flight = tuple(flight.step for flight in group.flights.values())
+        in_flight = tuple(flight.shown for flight in group.flights.values())
         drafts: list[Draft] = []
         for rank in reversed(group.ranks):  # who knew those before it, too, would make a cycle of them
             peers = tuple(reversed(drafts))
@@ -360,7 +365,7 @@ class Scheduler:
         self._check_limits(step.columns)
         self._steps += 1
         group.ordinal += 1
-        group.flights[step.id] = Flight(step, set(step.lanes))
+        group.flights[step.id] = Flight(step, set(step.lanes), step.without_requests())
         self._group_of_step[step.id] = group
         self._count_in(step.columns)
         return step
@@ -625,6 +630,11 @@ class Scheduler:
         """Every rank's law; for tests and idle moments."""
         for rank in self.ranks:
             rank.check()
+
+
+def _prefix_hit(ranks: tuple[Rank, ...], prefix: Callable[[], tuple[Hashable, ...]], rank: int) -> int:
+    """Tokens of a prompt with these keys that a rank has in its prefix cache."""
+    return len(ranks[rank].pool.find(prefix())) * ranks[rank].spec.block_size
 
 
 def _state(victim: Preempted) -> str:

@@ -1,17 +1,19 @@
-"""Who is next among the waiting?"""
+"""Who is next among the waiting?
+
+Orders by a key that stands still while a sequence waits are here; `policies.preemptive` has those that take seats from
+running sequences, `policies.fairness` and `policies.prefix` what is to be reckoned anew at every look.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from math import exp
-from statistics import NormalDist
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
 
-from playground.core import RequestView
 from playground.draft import Draft
 from playground.sequence import Sequence
+from policies.predictors import LogNormal, Predictor
+from policies.ranking import Ranking
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,70 +31,105 @@ class Fcfs:
             served = head
 
 
-class Predictor(Protocol):
-    """How many tokens will the answer have? Sees what policies may know of a request; the same answer every time."""
-
-    def __call__(self, request: RequestView) -> float: ...
+Key = tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LogNormal:
-    """What the client allows (`max_tokens`), times `bias`, times exp(`sigma` z) with z normal, drawn once a request.
-
-    A trace that says how long answers were allows just that (unless its workload is capped): then sigma 0 and bias 1
-    are the oracle. Median error of a predictor with sigma: a factor of exp(0.67 sigma).
-    """
-
-    sigma: float = 0.0
-    bias: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.sigma >= 0:
-            raise ValueError(f"policy.order.predictor.sigma={self.sigma} must be 0 (no error) or more")
-        if not self.bias > 0:
-            raise ValueError(f"policy.order.predictor.bias={self.bias} must be more than 0 (1: none)")
-
-    def __call__(self, request: RequestView) -> float:
-        exact = request.max_tokens * self.bias
-        return exact * exp(self.sigma * _normal(self.seed, request.id)) if self.sigma else exact
+def by_key(ranks: dict[int, Ranking], key: Callable[[Sequence], Key], draft: Draft) -> Iterator[Sequence]:
+    """The waiting sequences of the draft's rank, the smallest key first; equals by arrival in time, then by id."""
+    ranking = ranks.setdefault(draft.rank, Ranking())
+    for sequence in ranking.refresh(draft.waiting):
+        ranking.put(sequence, (*key(sequence), sequence.request.arrival))
+    yield from ranking.in_order()
 
 
 @dataclass(frozen=True, slots=True)
 class Sjf:
     """Shortest predicted job first: fewest tokens left to sample, by a predictor; ties by arrival.
 
-    `predictor`: what the client allows, wrong by its `sigma`, `bias` and `seed` (log-normal), or one of your own. A
-    preempted sequence has fewer left than it had, and no other privilege. `ageing`: tokens of advantage for each second
-    waited; with 0 a long request starves for as long as shorter ones keep coming. Stops at the first that is not
-    admitted. Source: SSJF (arXiv 2404.08509), Learning-to-Rank (NeurIPS'24), from their abstracts; nobody who runs is
-    preempted, as in SRTF.
+    `predictor`: what the client allows, wrong by its `sigma`, `bias` and `seed` (log-normal), another of
+    `policies.predictors`, or one of your own. A preempted sequence has fewer left than it had, and no other privilege.
+    `ageing`: tokens of advantage for each second waited; with 0 a long request starves for as long as shorter ones keep
+    coming. Nobody who runs is preempted, as in `srtf`. Source: SSJF (arXiv 2404.08509), Learning-to-Rank (NeurIPS'24),
+    from their abstracts.
     """
 
-    predictor: Predictor = LogNormal()
+    predictor: Predictor = field(default_factory=LogNormal)
     ageing: float = 0.0
+    _ranks: dict[int, Ranking] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.ageing >= 0:
-            raise ValueError(f"policy.order.ageing={self.ageing} must be 0 (none) or more tokens a second")
+        _check_ageing(self.ageing, "tokens")
 
     def __call__(self, draft: Draft) -> Iterator[Sequence]:
-        return iter(sorted(draft.waiting, key=self._key))
+        return by_key(self._ranks, self.key, draft)
 
-    def _key(self, sequence: Sequence) -> tuple[float, float, int]:
+    def key(self, sequence: Sequence) -> Key:
         # All have aged for as long as the clock runs since: what tells them apart is when they came.
         request = sequence.request
         left = max(1.0, self.predictor(request) - sequence.promised)
-        return left + self.ageing * request.arrival, request.arrival, sequence.id
+        return (left + self.ageing * request.arrival,)
 
 
-@lru_cache(maxsize=1 << 16)
-def _normal(seed: int, request: int) -> float:
-    """A standard normal number that belongs to the request: splitmix64's output function, inverted."""
-    word = (seed * 0x632BE59BD9B4E019 + (request + 1) * 0x9E3779B97F4A7C15) & _WORD
-    word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & _WORD
-    word = ((word ^ word >> 27) * 0x94D049BB133111EB) & _WORD
-    return NormalDist().inv_cdf(((word ^ word >> 31) + 0.5) / (_WORD + 1))
+@dataclass(frozen=True, slots=True)
+class Lof:
+    """Longest output first: by what clients allow (`max_tokens`), the most first; ties by arrival.
+
+    Long answers start early, so that a batch of known requests does not end with a few of them alone: for throughput
+    offline. Under load short ones starve. Source: SGLang 00550cd, `lof` (`_sort_by_longest_output`).
+    """
+
+    _ranks: dict[int, Ranking] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __call__(self, draft: Draft) -> Iterator[Sequence]:
+        return by_key(self._ranks, self.key, draft)
+
+    def key(self, sequence: Sequence) -> Key:
+        return (-sequence.max_tokens,)
 
 
-_WORD = (1 << 64) - 1
+@dataclass(frozen=True, slots=True)
+class Priority:
+    """By the requests' priority, the lowest number first; ties by arrival.
+
+    A preempted sequence goes back to its place among the waiting, not to the front. Whoever runs keeps its seat,
+    however urgent those that wait (vllm-project/vllm #40004); `victims=priority` takes memory from the least urgent.
+    `ageing`: priorities of advantage for each second waited (vLLM: 0, and the less urgent may starve).
+    Source: vLLM v1, `policy="priority"` (`PriorityRequestQueue`, a heap of priority and arrival), from memory.
+    """
+
+    ageing: float = 0.0
+    _ranks: dict[int, Ranking] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_ageing(self.ageing, "priorities")
+
+    def __call__(self, draft: Draft) -> Iterator[Sequence]:
+        return by_key(self._ranks, self.key, draft)
+
+    def key(self, sequence: Sequence) -> Key:
+        return (sequence.request.priority + self.ageing * sequence.request.arrival,)
+
+
+@dataclass(frozen=True, slots=True)
+class Edf:
+    """Earliest deadline first, of the next token: arrival + `slo.ttft` + `slo.tpot` for each token that it has.
+
+    What a request has no objective for is due never; those go by arrival, after all others. Late ones are not given up:
+    under overload all become late (the domino effect), so combine it with an admission that rejects.
+    Source: Liu and Layland, JACM 20(1), 1973; prefills by their TTFT deadline as in Niyama (ASPLOS'26).
+    """
+
+    _ranks: dict[int, Ranking] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __call__(self, draft: Draft) -> Iterator[Sequence]:
+        return by_key(self._ranks, self.key, draft)
+
+    def key(self, sequence: Sequence) -> Key:
+        slo = sequence.request.slo
+        since = sequence.promised * slo.tpot if sequence.promised else 0.0  # of none, 0 times never is never
+        return (sequence.request.arrival + slo.ttft + since,)
+
+
+def _check_ageing(ageing: float, unit: str) -> None:
+    if not 0 <= ageing < inf:
+        raise ValueError(f"policy.order.ageing={ageing} must be 0 (none) or more {unit} a second")

@@ -4,7 +4,8 @@ from statistics import fmean, pstdev
 import pytest
 
 from playground.core import RequestView
-from policies.order import Fcfs, LogNormal, Sjf
+from policies.order import Fcfs, Sjf
+from policies.predictors import LogNormal
 from tests.policies.scene import Scene
 
 
