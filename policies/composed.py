@@ -13,7 +13,7 @@ from math import inf
 from typing import Protocol
 
 from playground.core import COPY_IN, COPY_OUT, Copy, RequestView, Spec
-from playground.draft import Draft, How
+from playground.draft import Draft
 from playground.policy import ClusterView
 from playground.sequence import Sequence, State
 from policies.admission import Always
@@ -22,7 +22,7 @@ from policies.order import Fcfs
 from policies.overlap import Overlap
 from policies.placement import Static
 from policies.route import RoundRobin
-from policies.victims import LastArrived
+from policies.victims import LastArrived, Manner, how_to_give_way
 
 FOREVER = 1 << 40
 PATIENCE = 8
@@ -39,11 +39,13 @@ class Decodes:
 class Chunks:
     """Go on with admitted prompts, up to so many tokens, in order of admission.
 
-    A chunk shrinks to the memory there is and preempts nobody. `idle`: only prompts without a chunk in flight.
+    A chunk shrinks to the memory there is and preempts nobody. `idle`: only prompts without a chunk in flight. `of`:
+    these prompts only, in this order.
     """
 
     tokens: int = FOREVER
     idle: bool = False
+    of: tuple[Sequence, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +88,21 @@ class Budget(Protocol):
 
 
 class Order(Protocol):
-    """Waiting sequences, first to serve first. It may be lazy: what it yields leaves the queue when admitted."""
+    """Waiting sequences, first to serve first. It may be lazy: what it yields leaves the queue when admitted.
+
+    One for which running sequences give up their seats has another method, `gives_way(draft, sequence)`: those that do
+    so for this waiting one, who goes first first. Nothing is promised of steps while somebody waits, then.
+    """
 
     def __call__(self, draft: Draft) -> Iterable[Sequence]: ...
 
 
 class Admission(Protocol):
-    """May this waiting sequence start now, with so many tokens in this step?"""
+    """May this waiting sequence start now, with so many tokens in this step?
+
+    It may turn it away for good instead (`draft.reject`). Two methods that it may have besides: `screen(draft)` looks
+    at the queue before a step is planned; `preempted(draft)` hears of a step's victims when it is.
+    """
 
     def __call__(self, draft: Draft, sequence: Sequence, tokens: int) -> bool: ...
 
@@ -101,7 +111,7 @@ class Victims(Protocol):
     """Who gives way to `needy`: a running sequence, `needy` itself included; and how."""
 
     @property
-    def how(self) -> How: ...
+    def how(self) -> Manner: ...
 
     def __call__(self, draft: Draft, needy: Sequence) -> Sequence: ...
 
@@ -183,7 +193,7 @@ class Composed:
             return 0
         if not self.overlap.steady:
             return 0
-        if draft.tokens != len(draft.decoding) or (draft.waiting and draft.seats > 0):
+        if draft.tokens != len(draft.decoding) or (draft.waiting and (draft.seats > 0 or self._takes_over)):
             return 0
         rows = [step.columns.rank.count(draft.rank) for step in draft.in_flight]
         if draft.tokens + sum(rows) != len(draft.running):
@@ -191,11 +201,15 @@ class Composed:
         return FOREVER if max(rows, default=draft.tokens) <= steady(draft) else 0
 
     def fill(self, draft: Draft) -> None:
+        if draft.waiting and (screen := getattr(self.admission, "screen", None)):
+            screen(draft)
         starts = self.align(draft, self._ready)
         for phase in self.budget.phases(draft):
             self._carry_out(phase, draft, starts)
         if draft.empty and draft.wake_at == inf and not _in_flight(draft):
             self._keep_moving(draft, starts)
+        if draft.preempted and (told := getattr(self.admission, "preempted", None)):
+            told(draft)
         if draft.layers and (layers := self.placement(draft)):
             draft.move_layers(layers)
 
@@ -203,8 +217,8 @@ class Composed:
         match phase:
             case Decodes(rows):
                 self._serve(draft, _first_rows(self.overlap.due(draft, draft.decoding), rows), FOREVER, 1)
-            case Chunks(tokens, idle):
-                self._continue(draft, tokens, idle)
+            case Chunks(tokens, idle, of):
+                self._continue(draft, draft.partial if of is None else list(of), tokens, idle)
             case Running(tokens, each):
                 self._serve(draft, self.overlap.due(draft, draft.due), tokens, each)
             case Admissions() if self.overlap.admits(draft):
@@ -235,7 +249,7 @@ class Composed:
             victim = self._victim(draft, needy)
             if victim is needy and _coming_back(draft):
                 return 0  # sequences that hold memory, and cannot be victims before they run again
-            draft.preempt(victim, self.victims.how if draft.can_swap(victim) else How.RECOMPUTE)
+            draft.preempt(victim, how_to_give_way(draft, victim, self.victims.how))
             if victim is needy:
                 return 0
         return draft.take(needy, tokens, self.overlap.lane(needy))
@@ -248,9 +262,9 @@ class Composed:
         younger = [sequence for sequence in draft.running if _age(sequence) > _age(needy)]
         return max(younger, key=_age, default=needy)
 
-    def _continue(self, draft: Draft, tokens: int, idle: bool) -> None:
+    def _continue(self, draft: Draft, prompts: list[Sequence], tokens: int, idle: bool) -> None:
         left = tokens
-        for sequence in self.overlap.due(draft, draft.partial):
+        for sequence in self.overlap.due(draft, prompts):
             if left <= 0 or draft.tokens_left <= 0:
                 return
             if draft.ready(sequence) and not (idle and sequence.in_flight):
@@ -263,11 +277,13 @@ class Composed:
             return
         left, rows = min(phase.tokens, draft.tokens_left), phase.rows
         for sequence in self.order(draft):
-            if left <= 0 or rows <= 0 or draft.seats < 1:
+            if left <= 0 or rows <= 0 or (draft.seats < 1 and not self._takes_over):
                 return
             if not starts and sequence.state is State.WAITING:
                 return
-            placed = self._start(draft, sequence, phase, left)
+            placed = self._start(draft, sequence, phase, left) if draft.seats > 0 else None
+            if placed is None and self._takes_over:
+                placed = self._take_over(draft, sequence, phase, left)
             if placed is None:
                 return
             left, rows = left - placed, rows - bool(placed)
@@ -286,8 +302,38 @@ class Composed:
             return None
         tokens = tokens if phase.whole else min(tokens, left)
         if not self.admission(draft, sequence, tokens):
-            return None
+            return 0 if sequence.state is State.ENDED else None
         return draft.take(sequence, tokens, self.overlap.lane(sequence)) or None
+
+    @property
+    def _takes_over(self) -> bool:
+        return hasattr(self.order, "gives_way")
+
+    def _take_over(self, draft: Draft, heir: Sequence, phase: Admissions, left: int) -> int | None:
+        """Tokens placed of a waiting sequence for which running ones give up their seats and memory, if they do.
+
+        Nobody gives way if that would not make room for all of it, nor for a prompt that is too long for the step.
+        """
+        if phase.whole and draft.tokens and heir.remaining - draft.prefix_hit(heir) > left:
+            return None
+        rivals = self._rivals(draft, heir)
+        room = draft.blocks_free + _coming_free(draft) + sum(len(rival.blocks) for rival in rivals)
+        if room < draft.blocks_needed(heir, heir.remaining):
+            return None
+        for rival in rivals:
+            if _coming_free(draft):
+                return None
+            draft.preempt(rival, how_to_give_way(draft, rival, self.victims.how))
+            if draft.seats > 0 and (placed := self._start(draft, heir, phase, left)) is not None:
+                return placed
+        return None
+
+    def _rivals(self, draft: Draft, heir: Sequence) -> list[Sequence]:
+        """Who gives way to it, but for those that have suffered enough to do so for their elders only."""
+        if _must_wait(draft, heir):
+            return []
+        rivals: list[Sequence] = self.order.gives_way(draft, heir)  # type: ignore[attr-defined]
+        return [rival for rival in rivals if rival.preemptions < PATIENCE or _age(rival) > _age(heir)]
 
     def _ready(self, draft: Draft) -> bool:
         """Whether the first in the queue could start now, were there a budget for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,8 +21,9 @@ from policies.composed import Composed
 from policies.inflight import InFlight
 from policies.overlap import Overlap
 from policies.prefix_route import CacheAware, Preble
+from policies.reserve import DecodeReserve, NewTokenRatio
 from policies.route import LeastKv, LeastOutstanding, PowerOfTwo, RoundRobin, SessionAffinity
-from policies.victims import Largest, LastArrived
+from policies.victims import Cheaper, Largest, LastArrived, LeastProgress, LeastRecompute, LowestPriority
 
 ROUTES = {
     "round robin": RoundRobin,
@@ -50,7 +52,7 @@ class Composition:
     def policy(self) -> Composed:
         return Composed(
             self.budget,
-            admission=self.admission,
+            admission=deepcopy(self.admission),  # some learn as they go
             victims=self.victims,
             route=ROUTES[self.route](),
             align=PrefillDelayer(*self.delay) if self.delay else Free(),
@@ -111,8 +113,12 @@ ADMISSIONS = st.one_of(
     st.builds(Watermark, fraction=FRACTIONS),
     st.builds(FullPrompt, watermark=FRACTIONS),
     st.just(MaxLength()),
+    st.builds(NewTokenRatio, decay_steps=st.sampled_from([1, 600]), clip=st.sampled_from([3, 4096])),
+    st.builds(DecodeReserve, fall=st.sampled_from([0.002, 0.1])),
 )
-VICTIMS = st.builds(lambda kind, how: kind(how), st.sampled_from([LastArrived, Largest]), st.sampled_from(list(How)))
+MANNERS = [*How, Cheaper(bandwidth=2e10, copy=3e-5)]
+RULES = [LastArrived, Largest, LeastProgress, LeastRecompute, LowestPriority]
+VICTIMS = st.builds(lambda kind, how: kind(how), st.sampled_from(RULES), st.sampled_from(MANNERS))
 DELAYS = st.one_of(st.none(), st.tuples(st.sampled_from([1, 2, 5, 30]), st.sampled_from([0.0, 0.3])))
 COMPOSITIONS = st.builds(Composition, BUDGETS, ADMISSIONS, VICTIMS, st.integers(1, 3), st.sampled_from(sorted(ROUTES)))
 

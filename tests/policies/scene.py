@@ -27,10 +27,10 @@ class Scene:
         self.requests = 0
         self.filled: list[int] = []
 
-    def waits(self, prompt=100, max_tokens=100, arrival=None, hashes=()) -> Sequence:
+    def waits(self, prompt=100, max_tokens=100, arrival=None, **more) -> Sequence:
         """A request in the queue."""
         id, self.requests = self.requests, self.requests + 1
-        request = Request(id, id if arrival is None else arrival, prompt, max_tokens, hashes=hashes)
+        request = Request(id, id if arrival is None else arrival, prompt, max_tokens, **more)
         sequence = Sequence(request, 0)
         sequence.keys = self.rank.keys(request)
         self.rank.enqueue(sequence)
