@@ -92,26 +92,32 @@ class Unified:
     """One budget of `tokens` without phases: running sequences in order of admission, then waiting ones.
 
     After a preemption nobody is admitted in the same step. `long_prefill_threshold` caps the tokens of one sequence
-    (0: off). Without it, and while nobody is preempted, the decisions are those of `chunked_prefill`: the prompt in
-    chunks is the last admitted, so all decodes come before it. Source: vLLM v1 scheduler (`max_num_batched_tokens`
-    2048, `long_prefill_token_threshold`).
+    (0: off), unless it is the only one (since PR #57951, September 2026). `max_partial` bounds how many prompts may be
+    under way, those included that start or end in this step (0: off): it holds back new ones only. Without these, and
+    while nobody is preempted, the decisions are those of `chunked_prefill`: the prompt in chunks is the last admitted,
+    so all decodes come before it. In a pipeline a micro-batch is whoever is not in flight: those batched once stay
+    together, and groups drift apart in size. Source: vLLM v1 scheduler (`max_num_batched_tokens` 2048,
+    `long_prefill_token_threshold`); `max_concurrent_prefills` of PRs #55256 and #57427, not merged by September 2026.
     """
 
     tokens: int = 2048
     long_prefill_threshold: int = 0
+    max_partial: int = 0
 
     def __post_init__(self) -> None:
         _positive(tokens=self.tokens)
-        if self.long_prefill_threshold < 0:
-            raise ValueError(
-                f"policy.budget.long_prefill_threshold={self.long_prefill_threshold} must be 0 (off) or more"
-            )
+        for name in ("long_prefill_threshold", "max_partial"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"policy.budget.{name}={value} must be 0 (off) or more")
 
     def phases(self, draft: Draft) -> Iterator[Phase]:
-        each = self.long_prefill_threshold or FOREVER
+        alone = len(draft.running) + len(draft.waiting) == 1
+        each = FOREVER if alone else self.long_prefill_threshold or FOREVER
         yield Running(self.tokens, each)
-        if not draft.preempted:
-            yield Admissions(self.tokens - draft.tokens, each=each)
+        if draft.preempted:
+            return
+        rows = self.max_partial - len(draft.partial) if self.max_partial else FOREVER
+        yield Admissions(self.tokens - draft.tokens, rows, each)
 
     def steady(self, draft: Draft) -> int:
         return FOREVER
@@ -163,7 +169,7 @@ class TokenThrottling:
     ut: bool = True
 
     def __post_init__(self) -> None:
-        _check_throttle(self.max_prefill, self.min_prefill, self.spread, self.kv_threshold)
+        check_throttle(self.max_prefill, self.min_prefill, self.spread, self.kv_threshold)
 
     def phases(self, draft: Draft) -> Iterator[Phase]:
         prefill = self.prefill(waiting_for_prefill(draft), draft.kv_free)
@@ -214,7 +220,7 @@ class TokenThrottling2025:
         return FOREVER if draft.spec.stages == 1 else 0  # elsewhere it draws a random number at every step
 
     def __post_init__(self) -> None:
-        _check_throttle(self.max_prefill, self.min_prefill, self.spread, self.kv_threshold)
+        check_throttle(self.max_prefill, self.min_prefill, self.spread, self.kv_threshold)
 
     def phases(self, draft: Draft) -> Iterator[Phase]:
         in_flight = sum(sequence.remaining for sequence in draft.partial if sequence.in_flight)
@@ -259,7 +265,8 @@ def _headroom(free: float, threshold: float) -> float:
     return (free - threshold) / (1 - threshold)
 
 
-def _check_throttle(max_prefill: int, min_prefill: int, spread: int, kv_threshold: float) -> None:
+def check_throttle(max_prefill: int, min_prefill: int, spread: int, kv_threshold: float = 0.0) -> None:
+    """The ranges of what throttles have in common."""
     _positive(max_prefill=max_prefill, min_prefill=min_prefill, spread=spread)
     if not 0 <= kv_threshold < 1:
         raise ValueError(f"policy.budget.kv_threshold={kv_threshold} must lie in [0, 1)")

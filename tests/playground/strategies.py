@@ -9,20 +9,25 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from playground.core import Request, Spec
+from playground.core import Request, Slo, Spec
 from playground.draft import How
 from playground.scheduler import Scheduler
 from playground.sim.cost import Linear
 from playground.workload.source import OpenLoop
 from policies.admission import Always, FullPrompt, MaxLength, Watermark
 from policies.align import Free, PrefillDelayer
+from policies.balanced import BalancedDecode, SplitPd, TokenThrottling2026
 from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThrottling, TokenThrottling2025, Unified
 from policies.composed import Composed
+from policies.dynamic_chunks import DeadlineChunks, ProgressChunks
+from policies.exact_fill import ExactFill
 from policies.inflight import InFlight
 from policies.overlap import Overlap
+from policies.prefill_first import ChunkedPrefillFirst
 from policies.prefix_route import CacheAware, Preble
 from policies.reserve import DecodeReserve, NewTokenRatio
 from policies.route import LeastKv, LeastOutstanding, PowerOfTwo, RoundRobin, SessionAffinity
+from policies.temporal import TemporalPhases
 from policies.victims import Cheaper, Largest, LastArrived, LeastProgress, LeastRecompute, LowestPriority
 
 ROUTES = {
@@ -51,8 +56,8 @@ class Composition:
 
     def policy(self) -> Composed:
         return Composed(
-            self.budget,
-            admission=deepcopy(self.admission),  # some learn as they go
+            deepcopy(self.budget),  # some count, some learn as they go
+            admission=deepcopy(self.admission),
             victims=self.victims,
             route=ROUTES[self.route](),
             align=PrefillDelayer(*self.delay) if self.delay else Free(),
@@ -97,15 +102,28 @@ THROTTLES = dict(
     wt=st.booleans(),
     ut=st.booleans(),
 )
+RESERVES = st.builds(DecodeReserve, init=st.sampled_from([0.0, 0.7]), fall=st.sampled_from([0.002, 0.1]))
 BUDGETS = st.one_of(
     st.builds(Static, batch=BATCH),
     st.builds(Orca, batch=BATCH),
     st.builds(PrefillFirst, tokens=TOKENS),
-    st.builds(Unified, tokens=TOKENS, long_prefill_threshold=st.sampled_from([0, 2, 10])),
+    st.builds(
+        Unified, tokens=TOKENS, long_prefill_threshold=st.sampled_from([0, 2, 10]), max_partial=st.integers(0, 2)
+    ),
     st.builds(ChunkedPrefill, tokens=TOKENS),
     st.builds(InFlight, tokens=TOKENS, wait_steps=st.sampled_from([0, 2, 5]), wait_share=st.sampled_from([0.3, 1.0])),
     st.builds(TokenThrottling, **THROTTLES),
     st.builds(TokenThrottling2025, **THROTTLES),
+    st.builds(ChunkedPrefillFirst, tokens=TOKENS, mixed=st.booleans()),
+    st.builds(ExactFill, tokens=TOKENS),
+    st.builds(BalancedDecode, tokens=TOKENS),
+    st.builds(SplitPd, tokens=TOKENS, reserve=RESERVES),
+    st.builds(TokenThrottling2026, TOKENS, st.integers(1, 8), st.integers(1, 8), RESERVES),
+    st.builds(ProgressChunks, st.integers(1, 4), st.integers(4, 20), st.integers(1, 40), st.integers(1, 4)),
+    st.builds(DeadlineChunks, sizes=st.just((2, 8, 20)), tight_sizes=st.just((2, 4)), tight=st.sampled_from([0, 1])),
+    st.builds(
+        TemporalPhases, batch=st.integers(1, 20), full=st.sampled_from([0.3, 1.0]), floor=st.sampled_from([1e-4, 1])
+    ),
 )
 FRACTIONS = st.sampled_from([0.0, 0.01, 0.3])
 ADMISSIONS = st.one_of(
@@ -155,6 +173,7 @@ COSTS = st.builds(
 
 # --- workloads
 
+SLOS = st.sampled_from([Slo(), Slo(0.05, 0.02), Slo(tpot=0.03)])
 TIMES = st.one_of(st.just(0.0), st.integers(0, 10).map(lambda tick: tick / 100), st.floats(0, 0.2))
 
 
@@ -174,7 +193,7 @@ def requests(draw, id: int, spec: Spec, arrival: float) -> Request:
     if draw(st.integers(0, 15)) == 7:
         max_tokens = fitting + 1
     output_length = draw(st.one_of(st.none(), st.just(max_tokens), st.integers(1, max_tokens)))
-    request = Request(id, arrival, prompt_length, max_tokens, output_length)
+    request = Request(id, arrival, prompt_length, max_tokens, output_length, slo=draw(SLOS))
     family = draw(st.sampled_from([0, 1, 1, 2]))
     if not family:
         return request

@@ -115,3 +115,37 @@ def test_chunks_of_one_prompt_follow_each_other_through_a_pipeline():
 def test_a_threshold_below_zero_is_refused():
     with pytest.raises(ValueError, match=r"policy.budget.long_prefill_threshold=-1 must be 0"):
         Unified(long_prefill_threshold=-1)
+
+
+def test_a_prompt_that_is_alone_is_not_capped():
+    # vLLM PR #57951: there is nobody to leave anything to.
+    scene = Scene()
+    prompt = scene.waits(prompt=5000)
+    assert placed(plan(v1(threshold=100), scene)) == {prompt.id: 512}
+    scene = Scene()
+    prompt, _ = scene.partial(5000, 300), scene.waits(prompt=50)
+    assert placed(plan(v1(threshold=100), scene))[prompt.id] == 100
+
+
+@pytest.mark.parametrize(("most", "admitted"), [(0, 3), (1, 0), (2, 1), (3, 2)])
+def test_prompts_under_way_hold_new_ones_back(most, admitted):
+    # One goes on and ends in this step; it counts until the next, and so does a new one that is computed whole.
+    scene = Scene()
+    decode, partial = scene.decodes(), scene.partial(1000, 900)
+    new = [scene.waits(prompt=50) for _ in range(3)]
+    expected = {decode.id: 1, partial.id: 100} | {prompt.id: 50 for prompt in new[:admitted]}
+    assert placed(plan(Composed(Unified(512, max_partial=most)), scene)) == expected
+
+
+def test_in_a_pipeline_those_that_came_together_stay_together():
+    """The failure that balanced decodes mend: groups are whoever is not in flight, whatever their sizes."""
+    machine = Machine(v1(), stages=4)
+    groups = []
+    for count in (1, 5, 2):
+        machine.arrive(prompt=16, output=50, count=count)
+        groups.append(dict.fromkeys(machine.step(), 1))
+    assert list(map(len, groups)) == [1, 5, 2]
+    for turn in range(12):
+        machine.back()
+        assert machine.step() == groups[turn % 3]
+        assert machine.step() == {}  # a fourth micro-batch would have room
