@@ -16,11 +16,14 @@ class Dispatched:
     Adding them to the loads is what vLLM calls its local increment and SGLang its optimistic or speculative update.
     """
 
-    __slots__ = ("_recent",)
+    __slots__ = ("_recent", "_requests", "_tokens")
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, int, int]] = deque()
         """When, where, and tokens of the prompt; oldest first."""
+        self._requests: Counter[int] = Counter()
+        self._tokens: Counter[int] = Counter()
+        """Both of `_recent`, by rank."""
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -28,19 +31,19 @@ class Dispatched:
     def add(self, view: ClusterView, request: RequestView, rank: int) -> None:
         """Remember a placement."""
         self._recent.append((view.now, rank, request.prompt_length))
+        self._requests[rank] += 1
+        self._tokens[rank] += request.prompt_length
 
     def loads(self, view: ClusterView) -> Sequence[Load]:
         """The loads with every request that they do not know of counted as waiting."""
         recent = self._recent
         while recent and (view.fresh or recent[0][0] < view.taken):
-            recent.popleft()
+            _, rank, prompt = recent.popleft()
+            self._requests[rank] -= 1
+            self._tokens[rank] -= prompt
         if not recent:
             return view.loads
-        requests: Counter[int] = Counter()
-        tokens: Counter[int] = Counter()
-        for _, rank, prompt in recent:
-            requests[rank] += 1
-            tokens[rank] += prompt
+        requests, tokens = self._requests, self._tokens
         return [
             load._replace(
                 waiting=load.waiting + requests[load.rank], waiting_tokens=load.waiting_tokens + tokens[load.rank]

@@ -101,12 +101,14 @@ class DynaPipe:
         _check_spare("dynapipe", spec)
 
     def __call__(self, draft: Draft) -> tuple[int, ...] | None:
-        slices = draft.slices
-        decodes = sum([part.length == 1 and part.samples for part in slices])
+        columns = draft.columns
+        decodes = sum(
+            [length == 1 and samples for length, samples in zip(columns.length, columns.samples, strict=True)]
+        )
         if decodes < self.least_decodes:
             return None
         layer = self.layer_base + self.layer_per_token * draft.tokens
-        layer += self.layer_per_key * sum([part.start + part.length for part in slices])
+        layer += self.layer_per_key * (sum(columns.start) + sum(columns.length))
         chosen = self._balanced(draft.spec, layer, self.sample_base + self.sample_per_row * decodes)
         recent = self._choices.setdefault(draft.rank, deque(maxlen=self.window))
         recent.append(chosen)

@@ -1,0 +1,272 @@
+"""What a decision costs: the median CPU time of `fill` (of `place` for routes) of every policy, in microseconds.
+
+    python -m experiments.benchmarks.policies [NAME ...] [--out FILE]
+
+Every composition of conf/policy, and every part of its groups in the place of its like in `chunked_prefill`. A rank has
+16, 256 or 1,024 decodes running and 0 or 1,000 requests waiting (prompts of 100 to 1,599 tokens); before every step
+one more arrives and the newest gives up. `full`: no seat is free. `tight`: seats are, but no more KV than this step's
+decodes need. Only `fill` is timed; what the draft itself costs stands beside it. The bare loop reads two counters of
+each decode and lists them: a decision can hardly cost less. Growth: the exponent of time over sequences, from 256 to
+1,024. Routes choose among 8 replicas with loads that change. Exits with 1 if a policy that is not in `HEAVY` takes
+longer than the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import count
+from math import log
+from pathlib import Path
+from random import Random
+from statistics import median
+from time import thread_time_ns
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.utils import instantiate
+
+from experiments import launcher, plugins, provenance, settings
+from experiments.overrides import completing
+from playground.core import Request, Spec
+from playground.draft import Draft
+from playground.policy import ClusterView, Load
+from playground.rank import Rank
+from playground.sequence import Sequence as Served
+
+RESULTS = Path(__file__).parent / "results" / "policies.json"
+CONF = Path(__file__).parents[2] / "conf" / "policy"
+
+LIMIT = 150.0
+"""Microseconds, at 256 running and 1,000 waiting."""
+RUNNING, WAITING = (16, 256, 1024), (0, 1000)
+STEPS = 21
+HEAVY: Mapping[str, str] = {}
+"""Policies that may take longer than the limit, and why."""
+REPLICAS = 8
+DEFAULT = "chunked_prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy: microseconds by `running+waiting situation`; `ratio` to the bare loop at 256 + 1,000."""
+
+    name: str
+    times: dict[str, float]
+    worst: float
+    """Of the situations with 256 running and 1,000 waiting."""
+    ratio: float
+    growth: float
+    heavy: str
+
+
+def main() -> None:
+    """Measure the policies named on the command line, else all; print a table and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("names", nargs="*", help="beginnings: chunked_prefill, order=sjf, route; all by default")
+    parser.add_argument("--out", type=Path, help="where to write JSON; of all policies, results/policies.json")
+    given = parser.parse_args()
+    wanted = [name for name in names() if not given.names or name.startswith(tuple(given.names))]
+    loop = bare_loop()
+    rows, routes = [], {}
+    for name in wanted:
+        if name.startswith("route="):
+            routes[name] = place_time(policy(name))
+            print(f"{name}: {routes[name]:.1f} us a placement", flush=True)
+        else:
+            rows.append(measured(name, loop))
+            print(_told(rows[-1]), flush=True)
+    drafts = {str(running): draft_time(running) for running in RUNNING}
+    record = provenance.facts() | {
+        "method": __doc__,
+        "cpus": os.cpu_count(),
+        "limit": LIMIT,
+        "bare_loop": loop,
+        "draft": drafts,
+        "rows": [asdict(row) for row in rows],
+        "routes": routes,
+    }
+    if out := given.out or (None if given.names else RESULTS):
+        provenance.write(out, record)
+    if slow := [row.name for row in rows if row.worst > LIMIT and not row.heavy]:
+        print(f"above {LIMIT:.0f} us and not in HEAVY: {', '.join(slow)}")
+        sys.exit(1)
+
+
+def _told(row: Row) -> str:
+    times = ", ".join(f"{where} {time:.0f}" for where, time in row.times.items())
+    return f"{row.name}: {times} us; worst {row.worst:.0f}, {row.ratio:.1f} bare loops, growth {row.growth:.2f}"
+
+
+# --- which
+
+
+def names() -> list[str]:
+    """Of compositions, and `group=part` for each part."""
+    parts = [f"{file.parent.name}={file.stem}" for file in sorted(CONF.glob("*/*.yaml"))]
+    return [*(file.stem for file in sorted(CONF.glob("*.yaml"))), *parts]
+
+
+def policy(name: str) -> Any:
+    """As the command line would compose it."""
+    overrides = [f"policy={DEFAULT}", f"policy/{name}"] if "=" in name else [f"policy={name}"]
+    for registering in (settings, plugins, launcher):
+        registering.register()
+    with initialize_config_module("conf", version_base="1.3"):
+        config = completing(lambda given: compose("config", given), ["run_dir=unused", *overrides])
+    return instantiate(config.policy, _convert_="all")
+
+
+# --- what a rank holds
+
+
+class Scene:
+    """A rank with so many decodes running and requests waiting. `tight`: with seats left, but no KV beside decodes'."""
+
+    def __init__(self, running: int, waiting: int, tight: bool) -> None:
+        seats = running + 64 if tight else running
+        self.spec = Spec(blocks=running * 20 + 2000, max_seqs=seats, layers=(8, 8), spare_layers=1)
+        self.tight = tight
+        self.kept: list[int] = []
+        """Blocks that nobody in the scene can have."""
+        self.rank = Rank(0, self.spec, True, True)
+        self.rng = Random(0)
+        self.ids = count()
+        self.ordinal = 0
+        for place in range(running):
+            self._decode(200 + place % 64)
+        for _ in range(waiting):
+            self._arrive()
+        self.sizes = running, waiting
+
+    def _request(self, prompt: int) -> Request:
+        id = next(self.ids)
+        return Request(id, id * 1e-3, prompt, 1000, priority=id % 4, tenant=f"{id % 8}", session=f"{id % 100}")
+
+    def _arrive(self) -> Served:
+        request = self._request(100 + self.rng.randrange(1500))
+        self.rank.enqueue(sequence := Served(request, 0))
+        return sequence
+
+    def _decode(self, context: int) -> None:
+        self.rank.enqueue(sequence := Served(self._request(context), 0))
+        self.rank.admit(sequence, [], 0.0)
+        sequence.blocks = self.rank.pool.allocate(self.spec.blocks_for(context))
+        sequence.launched = context
+        sequence.promised = sequence.returned = 1
+        sequence.length = context + 1
+        sequence.placed_epoch = 0
+
+    @property
+    def as_made(self) -> bool:
+        """Whether nobody was admitted, given up or turned away."""
+        return self.sizes == (len(self.rank.running), len(self.rank.waiting))
+
+    def draft(self) -> Draft:
+        self.ordinal += 1
+        return Draft(self.rank, self.spec, self.ordinal * 0.02 + 2.0, self.rng, (), self.ordinal, self.spec.layers)
+
+    def next(self) -> None:
+        """All that was placed came back; of those that wait the newest gives up and another one arrives."""
+        for sequence in self.rank.running.values():
+            sequence.returned = sequence.promised
+        if self.rank.waiting:
+            self.rank.end(self.rank.waiting[next(reversed(self.rank.waiting))])
+            self._arrive()
+
+    def tighten(self) -> None:
+        """Leave just the blocks that a decode of everybody takes."""
+        pool, size = self.rank.pool, self.spec.block_size
+        more = pool.free - sum(one.launched == len(one.blocks) * size for one in self.rank.running.values())
+        if more > 0:
+            self.kept += pool.allocate(more)
+        elif more < 0:
+            pool.release([self.kept.pop() for _ in range(-more)])
+
+
+# --- how long
+
+
+def fills(policy: Any, running: int, waiting: int, tight: bool, steps: int = STEPS) -> Iterator[int]:
+    """Nanoseconds of each `fill`."""
+    scene = Scene(running, waiting, tight)
+    for _ in range(steps):
+        if not scene.as_made:
+            scene = Scene(running, waiting, tight)
+        if tight:
+            scene.tighten()
+        draft = scene.draft()
+        start = thread_time_ns()
+        policy.fill(draft)
+        yield thread_time_ns() - start
+        scene.next()
+
+
+def fill_time(policy: Any, running: int, waiting: int, tight: bool) -> float:
+    """Its median, in microseconds."""
+    return median(fills(policy, running, waiting, tight)) / 1e3
+
+
+def measured(name: str, loop: Mapping[str, float]) -> Row:
+    """All situations of one policy."""
+    made, times = policy(name), {}
+    for tight in (False, True):
+        for running in RUNNING:
+            for waiting in WAITING[tight:]:  # with nobody waiting nothing is tight
+                times[f"{running}+{waiting} {'tight' if tight else 'full'}"] = fill_time(made, running, waiting, tight)
+    few, many = RUNNING[1:]
+    worst = max(times[f"{few}+1000 {where}"] for where in ("full", "tight"))
+    most = max(times[f"{many}+1000 {where}"] for where in ("full", "tight"))
+    growth = log(most / worst) / log(many / few)
+    return Row(name, times, worst, worst / loop[str(few)], growth, HEAVY.get(name, ""))
+
+
+def _timed(what: Callable[[], object], times: int = STEPS) -> float:
+    """Its median, in microseconds."""
+    spent = []
+    for _ in range(times):
+        start = thread_time_ns()
+        what()
+        spent.append(thread_time_ns() - start)
+    return median(spent) / 1e3
+
+
+def bare_loop() -> dict[str, float]:
+    """By the number of decodes."""
+
+    times = {}
+    for running in RUNNING:
+        decodes = list(Scene(running, 0, False).rank.running.values())
+        times[str(running)] = _timed(partial(_listed, decodes))
+    return times
+
+
+def _listed(decodes: Sequence[Served]) -> list[tuple[int, int]]:
+    return [(one.id, one.launched) for one in decodes]
+
+
+def draft_time(running: int) -> float:
+    """Of making a draft."""
+    return _timed(Scene(running, 1000, False).draft)
+
+
+def place_time(policy: Any, requests: int = 400) -> float:
+    """Of a placement: prompts of 64 blocks, of which families of 20 share 40."""
+    rng, spent = Random(0), []
+    for id in range(requests):
+        loads = [Load(rank, rng.randrange(9), rng.randrange(99), 500, 900, 1000) for rank in range(REPLICAS)]
+        keys = tuple((id % 20 if block < 40 else 1000 + id, block) for block in range(64))
+        view = ClusterView(id * 1e-3, id // 100 * 0.1, loads, rng, lambda rank: 0, False, partial(tuple, keys))
+        request = Request(id, id * 1e-3, 1024, 100, session=f"{id % 50}").view()
+        start = thread_time_ns()
+        policy.place(request, view)
+        spent.append(thread_time_ns() - start)
+    return median(spent) / 1e3
+
+
+if __name__ == "__main__":
+    main()
