@@ -89,9 +89,7 @@ class TorchBackend:
         future.add_done_callback(partial(self._note_failure, step.id))
 
     def learn(self, tokens: Iterable[tuple[int, int, int]]) -> None:
-        """Sequence, position and token, as another stage sampled it; before the step that computes it."""
-        for token in tokens:
-            self._worker.submit(self._runner.known, *token)
+        """Of tokens that another stage sampled nothing new: whoever needs them hears of them from that stage."""
 
     def wait(self, until: float = inf) -> Done | None:
         """The next completion in order of finish; None once `until` has passed without one.
@@ -141,6 +139,7 @@ class TorchBackend:
         self._runner.end(step)
 
     def _carry_out_lane(self, step: Step, lane: str, pooled: Passes, launched: float) -> None:
+        self._runner.call(step, lane)
         began = self._clock()
         job = self._runner.prepare(step, lane, pooled)
         started = self._clock()

@@ -19,6 +19,7 @@ from engine.kv import KvPool, copy_blocks
 from engine.models.decoder import Decoder, Inputs
 from engine.overlap import halved, passes
 from engine.pooled import Passes
+from engine.returns import Returns
 from engine.sampler import Row, pick
 from engine.sequence import Ints, Sequence
 from kernels.batch import PagedBatch
@@ -76,6 +77,8 @@ class Runner:
         self._model = model
         self._pools = pools
         self._sequences: dict[int, Sequence] = {}
+        part = model.part
+        self._returns = Returns(part.back, model.config.eos) if part.back is not None and part.first else None
 
     def begin(self, step: Step) -> None:
         """Move layers, and get to know the requests that a step starts. Call before the step's lanes."""
@@ -83,6 +86,17 @@ class Runner:
             self._move_layers(step.move.layers)
         for request in step.starts:
             self._sequences[request.id] = Sequence(request, self._model.shape.vocabulary)
+
+    def call(self, step: Step, lane: str) -> None:
+        """Wait for the tokens that a lane's slices need, if another stage samples them. Call before `prepare`."""
+        if self._returns is None:
+            return
+        ends: dict[Sequence, int] = {}
+        for part in step.slices:
+            if part.lane == lane:
+                sequence = self._sequence(part.sequence)
+                ends[sequence] = max(ends.get(sequence, 0), part.start + part.length)
+        self._returns.call(ends)
 
     @torch.inference_mode()
     def prepare(self, step: Step, lane: str, pooled: Passes = ()) -> Job:
@@ -103,11 +117,6 @@ class Runner:
         """Forget the sequences that no later step names. Call after the step's lanes."""
         for id in step.ends:
             self._sequences.pop(id, None)
-
-    def known(self, sequence: int, position: int, token: int) -> None:
-        """A token that another stage sampled. Call before the step that computes it."""
-        if sequence in self._sequences:
-            self._sequences[sequence].accept(position, token, self._model.config.eos)
 
     def warm_up(self, request: Request) -> None:
         """Compute a request's prompt in the first blocks of every rank, for nothing but the time it takes.
@@ -132,6 +141,8 @@ class Runner:
         sampled = [Row(sequence, part.start + part.length) for work in works for part, sequence in work if part.samples]
         inputs = [self._inputs(work, size) if work else self._nothing() for work in works]
         counts = pooled or ((),) * len(works)
+        if self._returns is not None:
+            self._returns.expect(sampled)
         return Batch(
             rank, tuple([replace(one, pooled=count) for one, count in zip(inputs, counts, strict=True)]), sampled
         )
@@ -149,10 +160,13 @@ class Runner:
         return [Work(part, self._sequence(part.sequence)) for part in ordered]
 
     def _place(self, part: Slice, block_size: int) -> None:
-        """Take in a slice's blocks. Where its inputs or blocks do not exist it would compute garbage in silence."""
+        """Take in a slice's blocks. Where its inputs or blocks do not exist it would compute garbage in silence.
+
+        A stage in the middle knows no token that was sampled, and needs none.
+        """
         sequence, end = self._sequence(part.sequence), part.start + part.length
         sequence.place(part.epoch, part.blocks)
-        if end > sequence.known:
+        if end > sequence.known and (self._model.part.first or self._model.part.last):
             raise EngineError(f"sequence {part.sequence}: position {end - 1} has no token yet; {sequence.known} known")
         if end > len(sequence.table) * block_size:
             raise EngineError(
@@ -201,8 +215,10 @@ class Runner:
         first, *later = batch.inputs
         logits = self._model(first, self._pools[batch.rank].device, *later)
         if not self._model.part.last:
-            return  # another stage samples; what it samples comes by `known`
+            return  # another stage samples
         picked = pick(logits, batch.sampled, self._model.ops)
+        if self._model.part.back is not None and picked.ids:
+            self._model.part.back.send(torch.tensor(picked.ids))
         for index, ((sequence, position), token) in enumerate(zip(batch.sampled, picked.ids, strict=True)):
             if not sequence.accept(position, token, self._model.config.eos):
                 continue  # launched before anybody knew that the sequence had ended

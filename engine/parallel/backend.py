@@ -1,7 +1,8 @@
 """The backend of many ranks: it sends every step to the workers of its group, and puts together what they report.
 
 Scheduler and loop run in this process, the driver's; nothing is computed here. A group is a replica: a pipeline of
-stages, each of a team of tensor-parallel ranks. What the last stage sampled goes to the others with later steps.
+stages, each of a team of tensor-parallel ranks. What the last stage sampled goes to the others with later steps, too:
+not all need it.
 """
 
 from __future__ import annotations

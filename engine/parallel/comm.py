@@ -19,6 +19,9 @@ from engine.parallel.beside import beside
 from engine.parallel.exchange import AllToAll, Distributed, Gathering, Group, Run, at_once, where
 from engine.parallel.layout import Layout, Place
 
+RETURNS = 1
+"""The tag of tokens that go back to the first stage: layers that move the same way must not be taken for them."""
+
 
 class Team:
     """The tensor-parallel ranks of one stage."""
@@ -50,22 +53,23 @@ class Team:
 
 
 class Neighbour:
-    """The stage before or after, as seen from one rank; what is sent comes in the same order."""
+    """Another stage, as seen from one rank; what is sent with one tag comes in the same order."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, tag: int = 0) -> None:
         self._rank = rank
+        self._tag = tag
         self._sent: deque[tuple[Any, Tensor]] = deque()
 
     def receive(self, like: Tensor) -> Tensor:
         """Fill a tensor with what that stage sent."""
-        dist.recv(like, self._rank)
+        dist.recv(like, self._rank, tag=self._tag)
         return like
 
     def send(self, x: Tensor) -> None:
         """On its way when this returns: a stage does not wait for the next one to be ready."""
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
-        self._sent.append((dist.isend(x, self._rank), x))
+        self._sent.append((dist.isend(x, self._rank, tag=self._tag), x))
 
 
 def join(
@@ -177,14 +181,16 @@ def _among(layout: Layout, place: Place, teams: list[list[Place]], backend: str 
 def _neighbours(
     layout: Layout, rank: int, device: torch.device, patience: float, share_gpus: bool
 ) -> tuple[AnyNeighbour | None, AnyNeighbour | None, AnyNeighbour | None]:
-    """The stages before and after, and the one at the other end, see `Part`: on GPUs only."""
+    """The stages before and after, and the one at the other end, see `Part`."""
     if device.type == "cuda":
         from engine.cuda.neighbour import neighbours
 
         return neighbours(layout, rank, device, patience, share_gpus)
-    place = layout.place(rank)
+    place, last = layout.place(rank), layout.stages - 1
     stages = (place.stage - 1, place.stage + 1)
     before, after = (
-        Neighbour(layout.rank(place._replace(stage=stage))) if 0 <= stage < layout.stages else None for stage in stages
+        Neighbour(layout.rank(place._replace(stage=stage))) if 0 <= stage <= last else None for stage in stages
     )
-    return before, after, None
+    if last == 0 or 0 < place.stage < last:
+        return before, after, None
+    return before, after, Neighbour(layout.rank(place._replace(stage=last - place.stage)), RETURNS)

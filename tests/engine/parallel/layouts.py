@@ -146,13 +146,9 @@ def models(layout: str) -> list[str]:
     ]
 
 
-def cases(layout: str, policy: str) -> list[Case]:
-    """All ways to serve with a policy on a layout.
-
-    A pipeline's tokens come back before they can be an input, so nothing runs ahead of them there.
-    """
-    ahead = AHEAD if LAYOUTS[layout].stages == 1 else AHEAD[:1]
-    return [Case(*chosen) for chosen in product((policy,), BLOCKS, WAYS, CACHES, ahead)]
+def cases(policy: str) -> list[Case]:
+    """All ways to serve with a policy."""
+    return [Case(*chosen) for chosen in product((policy,), BLOCKS, WAYS, CACHES, AHEAD)]
 
 
 @cache

@@ -24,7 +24,7 @@ from tests.engine.parallel.layouts import (
 )
 
 CREWS = [(layout, model) for layout in LAYOUTS for model in models(layout)]
-ALL = [(*chosen, case) for chosen in CREWS for name in POLICIES for case in cases(chosen[0], name)]
+ALL = [(*chosen, case) for chosen in CREWS for name in POLICIES for case in cases(name)]
 ROWS = [row(*chosen) for chosen in ALL]
 APART = {frozenset({"layout", column}) for column in ROWS[0]} | {frozenset({"model", "policy"})}
 """A layout need only occur. Models and policies know nothing of each other: 56 pairs, and 24 without them."""
@@ -73,7 +73,5 @@ def test_one_rank_that_runs_short(policy: str, kv: str, ahead: int) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("layout", "model"), CREWS)
 def test_everything(layout: str, model: str, policy: str, get: Get) -> None:
-    wrong = [
-        told for case in cases(layout, policy) if (told := difference(model, case, get(layout, model).serve(case)))
-    ]
+    wrong = [told for case in cases(policy) if (told := difference(model, case, get(layout, model).serve(case)))]
     assert not wrong

@@ -48,6 +48,20 @@ def test_a_pipeline(layout, tmp_path):
     assert any(after.started < before.finished for before, after in pairwise(group))
 
 
+def test_a_pipeline_runs_ahead(tmp_path):
+    """Tokens are inputs before the driver, or the scheduler, has heard of them."""
+    recording = recorded("pp3", Case("token_throttling", ahead=2), tmp_path)
+    sampled, early = {}, 0
+    finished = {commit.step: commit.finished for commit in recording.commits}
+    for step, decision in sorted(recording.decisions.items()):
+        for part in decision.slices:
+            before = sampled.get((part.sequence, part.start))
+            early += before is not None and finished[before] > decision.planned
+            if part.samples:
+                sampled[part.sequence, part.start + part.length] = step
+    assert early > len(sampled) / 2
+
+
 def test_stages_in_lockstep_that_swap(tmp_path, monkeypatch):
     """A stage copies for a step while the one after it has yet to copy for the step before."""
     # Short steps are heard of late on a busy machine; that nothing else is wrong is what replaying shows.
