@@ -39,17 +39,17 @@ class Ranking:
     but by another `put`.
     """
 
-    __slots__ = ("_known", "_serial", "_shelves")
+    __slots__ = ("_entries", "_known", "_serial", "_shelves")
 
     def __init__(self) -> None:
         self._known: dict[int, Entry] = {}
         self._shelves: dict[str, list[Entry]] = {}
         self._serial = count()
+        self._entries = 0
 
     def refresh(self, waiting: ValuesView[Sequence]) -> list[Sequence]:
         """Who has come since the last look, in order of the queue."""
-        if len(self._known) > 2 * len(waiting) + SLACK:
-            self._clear_out()
+        self.tidy(len(waiting))
         back = list(takewhile(self._is_new, reversed(cast(Reversible[Sequence], waiting))))
         back.reverse()
         front = list(takewhile(self._is_new, waiting)) if len(back) < len(waiting) else []
@@ -59,13 +59,17 @@ class Ranking:
         entry = self._known.get(sequence.id)
         return entry is None or entry.sequence is not sequence or entry.epoch != sequence.epoch
 
-    def _clear_out(self) -> None:
+    def tidy(self, waiting: int) -> None:
+        """Drop who has left, if those are many more than wait."""
+        if self._entries <= 2 * waiting + SLACK:
+            return
         self._known = {id: entry for id, entry in self._known.items() if entry.waits}
         for name, shelf in list(self._shelves.items()):
             shelf[:] = [entry for entry in shelf if self._stands(entry)]
             heapify(shelf)
             if not shelf:
                 del self._shelves[name]
+        self._entries = sum(map(len, self._shelves.values()))
 
     def _stands(self, entry: Entry) -> bool:
         return entry.waits and self._known.get(entry.id) is entry
@@ -75,11 +79,12 @@ class Ranking:
         entry = Entry(key, sequence.id, next(self._serial), sequence.epoch, sequence)
         self._known[sequence.id] = entry
         heappush(self._shelves.setdefault(shelf, []), entry)
+        self._entries += 1
 
     @property
     def heads(self) -> dict[str, Sequence]:
         """The first of every shelf that has one."""
-        found = {name: self.head(name) for name in self._shelves}
+        found = {name: self.head(name) for name in list(self._shelves)}
         return {name: head for name, head in found.items() if head is not None}
 
     def head(self, shelf: str = "") -> Sequence | None:
@@ -87,9 +92,13 @@ class Ranking:
         entries = self._shelves.get(shelf, [])
         while entries and not self._stands(entries[0]):
             gone = heappop(entries)
+            self._entries -= 1
             if self._known.get(gone.id) is gone:
                 del self._known[gone.id]
-        return entries[0].sequence if entries else None
+        if not entries:
+            self._shelves.pop(shelf, None)
+            return None
+        return entries[0].sequence
 
     def in_order(self, shelf: str = "") -> Iterator[Sequence]:
         """All of a shelf, lazily: who was looked at and stays is passed over."""
