@@ -37,4 +37,3 @@ class ChunkedPrefillFirst:
 
     def steady(self, draft: Draft) -> int:
         return FOREVER
-

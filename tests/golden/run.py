@@ -38,10 +38,12 @@ VARIANTS = (
     "vllm_v1 budget.long_prefill_threshold=128 @ 1",
     "chunked_prefill order=sjf order.predictor.sigma=0.5 @ 1",
     "trtllm budget.wait_steps=5 budget.wait_share=0.5 @ 1",
-    "token_throttling budget.wt=false @ 4",
-    "token_throttling budget.ut=false @ 4",
     "token_throttling_2025 budget.wt=false @ 4",
     "token_throttling_2025 budget.ut=false @ 4",
+    "vllm_v1 budget.tokens=128 budget.max_partial=1 @ 4",
+    "sglang budget.tokens=512 budget.mixed=true @ 1",
+    "sarathi_dynamic budget.low=64 budget.high=256 budget.span=1024 @ 1",
+    "token_throttling_2026 budget.reserve.init=0.1 @ 4",
 )
 MAX_TOKENS = 256
 """What every client allows. Outputs are a quarter of the trace's, to keep the runs short."""

@@ -45,14 +45,27 @@ def test_every_line_belongs_to_a_case(rewrite_golden):
     assert sorted(recorded()) == cases()
 
 
+ALIKE = {
+    1: [
+        {"chunked_prefill", "vllm_v1", "implicit_grouping", "balanced_decode", "sarathi_dynamic"},
+        {"orca", "trtllm"},
+    ],
+    4: [{"chunked_prefill", "vllm_v1", "implicit_grouping"}, {"orca", "trtllm"}],
+}
+"""Of `vllm_v1` see the next test; `implicit_grouping` is its other name. One stage has nothing to balance, and few
+prompts here are so long that chunks would shrink. No step fills Orca's 16 rows or TensorRT-LLM's 8192 tokens, and these
+two are otherwise the same, but that prompts of the latter may wait."""
+
+
 def test_the_policies_differ():
-    """Else the trace would tell nothing. Two may not: see the next test for one; no step here fills Orca's 16 rows or
-    TensorRT-LLM's 8192 tokens, and these two are otherwise the same, but that prompts of the latter may wait."""
+    """Else the trace would tell nothing."""
     golden = recorded()
-    different = [policy for policy in POLICIES if policy not in ("vllm_v1", "trtllm")]
-    for depth in (1, 4):
-        assert len({golden[f"{policy} @ {depth}"]["slices_crc"] for policy in different}) == len(different)
-        assert golden[f"trtllm @ {depth}"] == golden[f"orca @ {depth}"]
+    for depth, alike in ALIKE.items():
+        decisions: dict[int, set[str]] = {}
+        for policy in POLICIES:
+            decisions.setdefault(golden[f"{policy} @ {depth}"]["slices_crc"], set()).add(policy)
+        same = [policies for policies in decisions.values() if len(policies) > 1]
+        assert sorted(map(sorted, same)) == sorted(map(sorted, alike))
     assert golden["trtllm budget.wait_steps=5 budget.wait_share=0.5 @ 1"] != golden["trtllm @ 1"]
 
 
