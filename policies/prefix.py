@@ -41,9 +41,9 @@ class Hrrn:
 
     The ratio is 1 + waited / time to prefill what is not cached; at a constant speed its order is that of seconds
     waited by tokens. Short prompts come first, and long ones in the end. A prompt that is cached comes at once, one
-    that shares at least `shared` tokens with one before it last, as in `longest_prefix`; with more than `fallback` waiting
-    the queue is served in order. Source: SGLang 00550cd, `hrrn`, which measures waiting in tokens prefilled meanwhile;
-    Brinch Hansen, Operating System Principles (1973).
+    that shares at least `shared` tokens with one before it last, as in `longest_prefix`; with more than `fallback`
+    waiting the queue is served in order. Source: SGLang 00550cd, `hrrn`, which measures waiting in tokens prefilled
+    meanwhile; Brinch Hansen, Operating System Principles (1973).
     """
 
     fallback: int = FALLBACK

@@ -21,9 +21,15 @@ from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThr
 from policies.composed import Composed
 from policies.dynamic_chunks import DeadlineChunks, ProgressChunks
 from policies.exact_fill import ExactFill
+from policies.fairness import Vtc
 from policies.inflight import InFlight
+from policies.mlfq import SkipJoinMlfq
+from policies.order import Edf, Fcfs, Lof, Priority, Sjf
 from policies.overlap import Overlap
+from policies.predictors import LogNormal, MaxTokens, RankNoise, Saturating
+from policies.preemptive import PreemptivePriority, Srtf
 from policies.prefill_first import ChunkedPrefillFirst
+from policies.prefix import Hrrn, LongestPrefix
 from policies.prefix_route import CacheAware, Preble
 from policies.reserve import DecodeReserve, NewTokenRatio
 from policies.route import LeastKv, LeastOutstanding, PowerOfTwo, RoundRobin, SessionAffinity
@@ -53,10 +59,12 @@ class Composition:
     route: str = "round robin"
     delay: tuple[int, float] | None = None
     """Of prompts of ranks in lockstep, and the watermark."""
+    order: Any = Fcfs()  # noqa: RUF009
 
     def policy(self) -> Composed:
         return Composed(
             deepcopy(self.budget),  # some count, some learn as they go
+            order=deepcopy(self.order),
             admission=deepcopy(self.admission),
             victims=self.victims,
             route=ROUTES[self.route](),
@@ -137,8 +145,27 @@ ADMISSIONS = st.one_of(
 MANNERS = [*How, Cheaper(bandwidth=2e10, copy=3e-5)]
 RULES = [LastArrived, Largest, LeastProgress, LeastRecompute, LowestPriority]
 VICTIMS = st.builds(lambda kind, how: kind(how), st.sampled_from(RULES), st.sampled_from(MANNERS))
+PREDICTORS = st.sampled_from([MaxTokens(), LogNormal(sigma=1.0), RankNoise(0.5, 20), Saturating(5.0)])
+ORDERS = st.one_of(
+    st.just(Fcfs()),
+    st.builds(Sjf, PREDICTORS, st.sampled_from([0.0, 30.0])),
+    st.sampled_from(
+        [Lof(), Priority(), Priority(ageing=50.0), Edf(), Vtc(), LongestPrefix(2), Hrrn(), LongestPrefix()]
+    ),
+    st.builds(Srtf, PREDICTORS, st.sampled_from([0.0, 4.0])),
+    st.builds(PreemptivePriority, st.sampled_from([0, 3]), st.booleans()),
+    st.builds(SkipJoinMlfq, prefill_tokens=st.sampled_from([1, 8]), starve_limit=st.sampled_from([0.05, 1.0])),
+)
 DELAYS = st.one_of(st.none(), st.tuples(st.sampled_from([1, 2, 5, 30]), st.sampled_from([0.0, 0.3])))
-COMPOSITIONS = st.builds(Composition, BUDGETS, ADMISSIONS, VICTIMS, st.integers(1, 3), st.sampled_from(sorted(ROUTES)))
+COMPOSITIONS = st.builds(
+    Composition,
+    BUDGETS,
+    ADMISSIONS,
+    VICTIMS,
+    st.integers(1, 3),
+    st.sampled_from(sorted(ROUTES)),
+    order=ORDERS,
+)
 
 # --- devices
 
@@ -173,6 +200,7 @@ COSTS = st.builds(
 
 # --- workloads
 
+PRIORITIES, TENANTS = st.sampled_from([0, 0, 1, 5]), st.sampled_from(["", "a", "b"])
 SLOS = st.sampled_from([Slo(), Slo(0.05, 0.02), Slo(tpot=0.03)])
 TIMES = st.one_of(st.just(0.0), st.integers(0, 10).map(lambda tick: tick / 100), st.floats(0, 0.2))
 
@@ -194,6 +222,7 @@ def requests(draw, id: int, spec: Spec, arrival: float) -> Request:
         max_tokens = fitting + 1
     output_length = draw(st.one_of(st.none(), st.just(max_tokens), st.integers(1, max_tokens)))
     request = Request(id, arrival, prompt_length, max_tokens, output_length, slo=draw(SLOS))
+    request = replace(request, priority=draw(PRIORITIES), tenant=draw(TENANTS))
     family = draw(st.sampled_from([0, 1, 1, 2]))
     if not family:
         return request
