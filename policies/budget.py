@@ -257,7 +257,7 @@ def waiting_for_prefill(draft: Draft) -> int:
 
 def running_decodes(draft: Draft) -> int:
     """Sequences that decode, in flight or not; one that is being recomputed does not."""
-    return sum(sequence.decoding for sequence in draft.running)
+    return sum([one.promised > 0 and one.length - one.launched == 1 for one in draft.running])
 
 
 def _headroom(free: float, threshold: float) -> float:

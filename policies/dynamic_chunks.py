@@ -140,7 +140,8 @@ class DeadlineChunks:
 
     def prefill(self, draft: Draft, decodes: int, context: int) -> int:
         """Prompt tokens of a step with so many decodes, if the first prompt looks back on `context` tokens."""
-        slack = min(map(_next_deadline, draft.decoding), default=inf) - draft.now
+        urgent = [decode for decode in draft.decoding if decode.request.slo.tpot < inf]
+        slack = min(map(_next_deadline, urgent), default=inf) - draft.now
         behind = sum([sequence.launched for sequence in draft.decoding])
         for size in reversed(self._sizes(draft)):
             most = max(size - decodes, 0)
@@ -156,13 +157,11 @@ class DeadlineChunks:
 
 
 def _next_deadline(decode: Sequence) -> float:
-    tpot = decode.request.slo.tpot
-    if tpot == inf:
-        return inf
-    first = _first_deadline(decode)[0]
-    if decode.first_token is not None and (first == inf or first < decode.first_token):
-        first = decode.first_token
-    return first + tpot * decode.promised  # the token that it was just asked for included
+    request, came = decode.request, decode.first_token
+    first = request.arrival + request.slo.ttft
+    if came is not None and (first == inf or first < came):
+        first = came
+    return first + request.slo.tpot * decode.promised  # the token that it was just asked for included
 
 
 def _first_deadline(sequence: Sequence) -> tuple[float, float, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -20,8 +21,8 @@ class TemporalPhases:
     """Nothing but prompts for as long as memory will hold their answers, then nothing but decodes until prompts pay.
 
     Prefill phase: whole prompts, until a step has `batch` tokens. It ends when nobody waits or fits, or when the KV
-    foreseen reaches `full` of the pool: the most of sum(ceil((length + m) / block size)) over those predicted to
-    sample m more tokens, for m = 5, 8, 16, ..., 4096.
+    foreseen reaches `full` of the pool: the most of sum(ceil(length / block size) + ceil(m / block size)) over those
+    predicted to sample m more tokens, for m = 5, 8, 16, ..., 4096.
     Decode phase: running decodes / stages a step, the remainder by turns, taken from all that are ready, so that
     micro-batches stay even as answers end (work stealing). Once every `stages` steps it asks whether to go back, by
     the share of the devices that is in use; the smaller one gives way. With decodes: (b / t(b)) / (256 / t(256)) for b
@@ -110,12 +111,17 @@ class TemporalPhases:
         return max(self.floor, self.per_token * tokens)
 
     def _foresee(self, usage: list[int], sequences: Iterable[Sequence], size: int) -> list[int]:
+        """Add to the blocks in use at each horizon what these sequences will have by then."""
+        counts, blocks = [0] * (len(HORIZONS) + 1), [0] * (len(HORIZONS) + 1)
+        predictor = self.predictor
         for sequence in sequences:
-            left = self.predictor(sequence.request) - sequence.promised
-            for place, horizon in enumerate(HORIZONS):
-                if horizon > left:
-                    break
-                usage[place] -= -(sequence.length + horizon) // size
+            reached = bisect_right(HORIZONS, predictor(sequence.request) - sequence.promised)
+            counts[reached] += 1
+            blocks[reached] -= -sequence.length // size
+        alive, held = 0, 0
+        for place in reversed(range(len(HORIZONS))):
+            alive, held = alive + counts[place + 1], held + blocks[place + 1]
+            usage[place] += held - alive * (-HORIZONS[place] // size)
         return usage
 
     def steady(self, draft: Draft) -> int:

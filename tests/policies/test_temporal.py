@@ -21,7 +21,7 @@ def test_prompts_until_nobody_waits_then_decodes():
 
 
 def test_prompts_until_the_answers_will_fill_the_pool():
-    # 64 tokens may be sampled: 63 are left after the first, so the furthest horizon is 32: ceil((161 + 32) / 16) = 13
+    # 64 tokens may be sampled: 63 are left after the first, so the furthest horizon is 32: ceil(161 / 16) + 32 / 16, 13
     # blocks each, of which seven reach 0.9 * 100. Though 30 blocks are free, decodes are next.
     machine = Machine(td_pipe(batch=100), blocks=100)
     machine.arrive(prompt=160, output=64, count=9)
