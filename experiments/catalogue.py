@@ -17,6 +17,7 @@ GROUP = ROOT / "conf" / "policy"
 QUESTIONS = {
     "budget": "What is a step made of?",
     "order": "Who is next among the waiting?",
+    "order/predictor": "(Orders by length) How many tokens will an answer have?",
     "admission": "May it start now?",
     "victims": "Who gives way when memory is short, and how?",
     "route": "Which replica serves a new request?",
@@ -89,10 +90,13 @@ def _others(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _parameters(group: str, part: type, config: Mapping[str, Any]) -> Iterator[str]:
     for field in fields(part):
         if field.init:
-            yield f"| `policy.{group}.{field.name}` | `{config.get(field.name, _default(field))}` |"
+            option = f"policy.{group}.{field.name}".replace("/", ".")
+            yield f"| `{option}` | `{config.get(field.name, _default(field))}` |"
 
 
 def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
     if field.default is MISSING:
         return "required"
     return getattr(field.default, "value", field.default)

@@ -20,6 +20,10 @@ NEEDS = {
     "policy/placement/weighted": ["parallel=pp2", "parallel.spare_layers=1"],
     "policy/align/prefill_delayer": ["parallel=dp_attention", "model=qwen3-30b-a3b", "device=h200"],
     "policy/overlap/single_batch": ["model=deepseek-v2-lite", "parallel=dp_attention"],
+    **{
+        f"policy/order/predictor/{name}": ["policy/order=srtf"]
+        for name in ("max_tokens", "oracle", "log_normal", "rank_noise", "saturating")
+    },
     "policy/overlap/row_chunks": ["parallel=tp4"],
     "backend/engine": ["model=tiny", "kv.blocks=100"],
     "backend/costed": ["model=tiny", "kv.blocks=100"],
