@@ -46,6 +46,7 @@ class Draft:
 
     __slots__ = (
         "_admitted",
+        "_intact",
         "_latest",
         "_placed",
         "_rank",
@@ -87,7 +88,7 @@ class Draft:
         # A sampled token leaves the last stage `stages` steps after its step entered the first: planning its
         # sequence any sooner would stall the pipeline.
         self._latest = ordinal - spec.stages if spec.forwards_tokens else -1
-        self._admitted: set[int] = set()
+        self._admitted: dict[int, Sequence] = {}
         self.now = now
         self.spec = spec
         self.rng = rng
@@ -97,6 +98,8 @@ class Draft:
         """How many each stage holds; empty where they cannot move."""
         self.move: LayerMove | None = None
         self._placed = Placed()
+        self._intact = True
+        """Whether all of `decoding` are as they were: none of them placed, nobody preempted."""
         self.copies: list[Copy] = []
         self.preempted: list[Preempted] = []
         self.rejected: list[Reject] = []
@@ -172,8 +175,7 @@ class Draft:
     @property
     def seats(self) -> int:
         """How many more sequences may be admitted."""
-        copying = sum([sequence.state is State.COPYING for sequence in self._rank.limbo.values()])
-        return self.spec.max_seqs - len(self._rank.running) - copying
+        return self.spec.max_seqs - len(self._rank.running) - self._rank.copying
 
     @property
     def blocks_free(self) -> int:
@@ -193,7 +195,9 @@ class Draft:
     def blocks_owed(self) -> int:
         """Blocks that the admitted prompts will still need to be computed whole."""
         blocks_for = self.spec.blocks_for
-        prefilling = [s for s in self._rank.running.values() if not s.promised or s.length - s.launched != 1]
+        # Nobody else can be in the middle of a prompt: all that a preemption keeps has returned.
+        admitted = {sequence.id: sequence for sequence in self.partial} | self._admitted
+        prefilling = [s for s in admitted.values() if s.state is _RUNNING and not s.decoding]
         return sum([blocks_for(s.length) - len(s.blocks) for s in prefilling])
 
     @property
@@ -225,6 +229,8 @@ class Draft:
     @property
     def due(self) -> list[Sequence]:
         """Running sequences that may be placed now, in order of admission."""
+        if self._intact and not self.partial and not self._admitted:
+            return self.decoding[:]
         return self._due(self._rank.running.values())
 
     def ready(self, sequence: Sequence) -> bool:
@@ -275,7 +281,7 @@ class Draft:
         if need + self._rank.pool.idle(hit) > self._rank.pool.free:
             return 0
         self._rank.admit(sequence, hit, self.now)
-        self._admitted.add(sequence.id)
+        self._admitted[sequence.id] = sequence
         return self._place(sequence, count, lane)
 
     def _place(self, sequence: Sequence, count: int, lane: str) -> int:
@@ -284,6 +290,8 @@ class Draft:
         if blocks is None:
             return 0
         samples = start + count == sequence.length
+        if sequence.promised:
+            self._intact = False
         sequence.launched += count
         sequence.step = self.ordinal
         if samples:
@@ -308,16 +316,12 @@ class Draft:
 
     def take_decodes(self, sequences: list[Sequence], lane: str = MAIN) -> int:
         """Place one token for each of these decodes, in order, up to the first that cannot be; how many were placed."""
-        size, ordinal, latest = self.spec.block_size, self.ordinal, self._latest
+        size, ordinal = self.spec.block_size, self.ordinal
         starts: list[int] = []
         brought: dict[int, tuple[int, ...]] = {}
-        for sequence in sequences[: self._tokens_left]:
-            start, promised = sequence.launched, sequence.promised
-            # `decoding` and `ready`, spelled out: most of what a step has goes through here.
-            if sequence.length - start != 1 or not 0 < promised < sequence.max_tokens:
-                break
-            if (sequence.step > latest and promised != sequence.returned) or sequence.state is not _RUNNING:
-                break
+        sequences = sequences[: self._tokens_left]
+        for sequence in sequences[: self._ready_decodes(sequences)]:  # most of what a step has goes through here
+            start = sequence.launched
             if start >= len(sequence.blocks) * size or sequence.placed_epoch != sequence.epoch:
                 blocks = self._blocks(sequence, start + 1)
                 if blocks is None:
@@ -325,14 +329,34 @@ class Draft:
                 brought[len(starts)] = blocks
             starts.append(start)
             sequence.launched = start + 1
-            sequence.promised = promised + 1
+            sequence.promised += 1
             sequence.length = start + 2
             sequence.step = ordinal
         placed = len(starts)
+        if placed:
+            self._intact = False
         self._placed.add_decodes(sequences[:placed], starts, brought, lane)
         self._tokens += placed
         self._tokens_left -= placed
         return placed
+
+    def _ready_decodes(self, sequences: list[Sequence]) -> int:
+        """How many of these, from the first one on, are decodes that may be placed, each once."""
+        if self._intact and sequences == self.decoding[: len(sequences)]:
+            return len(sequences)
+        latest = self._latest
+        seen: set[int] = set()
+        for place, sequence in enumerate(sequences):
+            promised = sequence.promised
+            # `decoding` and `ready`, spelled out.
+            if sequence.length - sequence.launched != 1 or not 0 < promised < sequence.max_tokens:
+                return place
+            if (sequence.step > latest and promised != sequence.returned) or sequence.state is not _RUNNING:
+                return place
+            if sequence.id in seen:
+                return place
+            seen.add(sequence.id)
+        return len(sequences)
 
     def preempt(self, sequence: Sequence, how: How = How.RECOMPUTE) -> int:
         """Take a running sequence's KV away; how many blocks came free at once.
@@ -344,6 +368,7 @@ class Draft:
             raise ValueError(f"sequence {sequence.id} is {sequence.state.value}: only a running one can be preempted")
         if how is How.SWAP and not self.can_swap(sequence):
             return 0
+        self._intact = False
         self._untake(sequence)
         freed = self._swap_out(sequence) if how is How.SWAP else self._rank.preempt(sequence)
         self.preempted.append(Preempted(sequence, how, freed))

@@ -24,6 +24,7 @@ class Rank:
     """
 
     __slots__ = (
+        "copying",
         "freeing",
         "host",
         "index",
@@ -51,6 +52,8 @@ class Rank:
         """Tokens that the waiting sequences still have to compute (prefix-cache hits not taken off)."""
         self.freeing = 0
         """Blocks held by draining sequences: they come back without anything being done."""
+        self.copying = 0
+        """Sequences whose KV is on the way: each keeps a seat."""
 
     @property
     def live(self) -> bool:
@@ -160,6 +163,7 @@ class Rank:
             self._drain(sequence)
         if sequence.id not in self.limbo:
             self._drop_blocks(sequence)
+        self.copying -= sequence.state is State.COPYING
         sequence.state = State.ENDED
 
     def settle(self, sequence: Sequence) -> None:
@@ -198,6 +202,7 @@ class Rank:
     def _copy(self, sequence: Sequence) -> None:
         sequence.epoch += 1
         sequence.state = State.COPYING
+        self.copying += 1
         sequence.in_flight += 1
         self.limbo[sequence.id] = sequence
         # Its blocks change hands when the copy is done, not by draining, so `freeing` stays as it is; see `copied`.
@@ -226,6 +231,7 @@ class Rank:
         sequence.in_flight -= 1
         del self.limbo[sequence.id]
         if sequence.state is not State.ENDED:
+            self.copying -= 1
             return False
         self._drop_blocks(sequence)
         return True
@@ -238,6 +244,7 @@ class Rank:
         self.host.check()
         assert self.waiting_tokens == sum(s.remaining for s in self.waiting.values()), "waiting_tokens"
         everybody = [*self.waiting.values(), *self.running.values(), *self.limbo.values()]
+        assert self.copying == sum(s.state is State.COPYING for s in self.limbo.values()), "copying"
         assert len({s.id for s in everybody}) == len(everybody), "a sequence is in two queues"
         references = [0] * self.pool.blocks
         for sequence in everybody:

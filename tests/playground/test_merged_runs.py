@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -89,7 +90,7 @@ def parts(seed: int) -> tuple[dict[str, Any], Linear, Any, Any]:
     clients, think, closed = rng.randint(2, 6), rng.uniform(0, 0.3), rng.random() < 0.4
     aborts = [(times[id] + rng.uniform(0, 1), id) for id in rng.sample(range(10), 4)] if rng.random() < 0.7 else []
     budget = rng.choice([ChunkedPrefill(8), ChunkedPrefill(64), Orca(3), TokenThrottling(16, 2, 2)])
-    route = rng.choice([Holding(1), Holding(2, 0.1), Holding(3, 0.1), LeastOutstanding()])
+    route = rng.choice([partial(Holding, 1), partial(Holding, 2, 0.1), partial(Holding, 3, 0.1), LeastOutstanding])
     after = rng.choice([0, 0, rng.randint(3, 20)])
 
     def source():
@@ -99,7 +100,7 @@ def parts(seed: int) -> tuple[dict[str, Any], Linear, Any, Any]:
         return OpenLoop(arriving, aborts)
 
     def policy():
-        inner = Composed(budget, route=route, **({"admission": MaxLength()} if isinstance(budget, Orca) else {}))
+        inner = Composed(budget, route=route(), **({"admission": MaxLength()} if isinstance(budget, Orca) else {}))
         return Restless(inner, after) if after else inner
 
     return spec, cost, source, policy
