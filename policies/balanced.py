@@ -137,6 +137,8 @@ class SplitPd:
         alone = prompts and draft.blocks_free >= reserved
         if not alone:
             yield Decodes(min(decodes, self.tokens))
+        if draft.preempted and not prompts:
+            reserved = self.reserve.reserve(draft)  # the victims are prompts now
         room = draft.spec.block_size * max(draft.blocks_free - reserved, 0)
         most = min(self.tokens, draft.tokens + room)
         yield Chunks(most - draft.tokens)

@@ -24,7 +24,7 @@ class Static:
 
     Prompts enter whole, over several steps if one does not hold them; the first decode closes the batch. Meant with
     `admission=max_length`, for a slot holds its longest output. Source: FasterTransformer; `faster_transformer` in
-    Vidur 7d47513 and Sarathi-Serve. Not taken over: a batch of its own for each pipeline stage.
+    Vidur 7d47513 and Sarathi-Serve 13f16cf. Not taken over: a batch of its own for each pipeline stage.
     """
 
     batch: int = 16
@@ -48,7 +48,8 @@ class Orca:
     """Iteration-level batching: up to `batch` requests a step, those that run before whole new prompts.
 
     In a pipeline every micro-batch has so many. Meant with `admission=max_length`: memory for the longest output is
-    reserved at the start. Source: Orca (OSDI'22), Algorithm 1; batch 16 as in Sarathi-Serve's artefact.
+    reserved at the start. Source: Orca (OSDI'22), Algorithm 1; `orca_scheduler` and batch 16 as in Sarathi-Serve's
+    artefact (13f16cf).
     """
 
     batch: int = 16
@@ -69,7 +70,8 @@ class Orca:
 class PrefillFirst:
     """Whole prompts first, alone in their step, up to `tokens`; decodes only when no prompt can start.
 
-    Every decode stalls for as long as a prompt takes. Source: vLLM v0 (SOSP'23), default scheduler without chunking.
+    Every decode stalls for as long as a prompt takes. Source: vLLM v0 (SOSP'23), default scheduler without chunking, as
+    `vllm_scheduler` in Sarathi-Serve 13f16cf has it.
     """
 
     tokens: int = 4096
@@ -96,7 +98,7 @@ class Unified:
     under way, those included that start or end in this step (0: off): it holds back new ones only. Without these, and
     while nobody is preempted, the decisions are those of `chunked_prefill`: the prompt in chunks is the last admitted,
     so all decodes come before it. In a pipeline a micro-batch is whoever is not in flight: those batched once stay
-    together, and groups drift apart in size. Source: vLLM v1 scheduler (`max_num_batched_tokens` 2048,
+    together, and groups drift apart in size. Source: vLLM v1 scheduler at 00024d3 (`max_num_batched_tokens` 2048,
     `long_prefill_token_threshold`); `max_concurrent_prefills` of PRs #55256 and #57427, not merged by September 2026.
     """
 

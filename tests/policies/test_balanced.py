@@ -194,6 +194,28 @@ def test_below_the_reserve_decodes_come_first_and_count():
     assert placed(plan(split(), scene)) == {decode.id: 1}
 
 
+@pytest.mark.parametrize(("free", "waiting", "prompt"), [(0, 1, {2: 398}), (1, 1, {}), (1, 0, {2: 398})])
+def test_what_decodes_gain_by_a_preemption_is_for_prompts_if_decodes_came_first(free, waiting, prompt):
+    # Two decodes need a block each; the largest gives up 50. One is reserved: below it decodes come first, as when
+    # nobody waits, and the victim, now the first prompt, gets the other 398 tokens. Else the prompts' turn is over.
+    scene = Scene(blocks=100)
+    scene.decodes(160, max_tokens=2), scene.decodes(160, max_tokens=2), scene.decodes(800, max_tokens=2)
+    for _ in range(waiting):
+        scene.waits(prompt=900)
+    scene.fill(30 - free)
+    draft = plan(Composed(SplitPd(400), victims=Largest()), scene)
+    assert (victims(draft), placed(draft)) == ([2], {0: 1, 1: 1} | prompt)
+
+
+def test_victims_get_no_blocks_that_are_reserved():
+    # 11 come free, one goes to the needy, and of the other 10 are reserved what it may still sample, 98 tokens:
+    # (int(0.7 * 98) - 15) / 16 -> 4. Six are left.
+    scene = Scene(blocks=21)
+    scene.decodes(160, max_tokens=100), scene.decodes(161, max_tokens=2)
+    draft = plan(Composed(SplitPd(400), victims=Largest()), scene)
+    assert (victims(draft), placed(draft)) == ([1], {0: 1, 1: 96})
+
+
 @pytest.mark.parametrize("kind", [BalancedDecode, SplitPd])
 def test_refuses_no_tokens(kind):
     with pytest.raises(ValueError, match=r"policy\.budget\.tokens=0 must be at least 1"):

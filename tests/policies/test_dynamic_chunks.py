@@ -132,7 +132,10 @@ def test_the_predictor_sees_decodes_and_what_lies_behind():
 
 
 def test_without_much_memory_sizes_are_small():
-    # 1999 blocks * 16 // 32 = 999 tokens.
+    # 2000 blocks * 16 // 32 = 1000 tokens, 1999 blocks 999.
+    scene = scene_with(Slo())
+    scene.fill(scene.rank.pool.free - 2000)
+    assert placed(plan(niyama(), scene)) == {0: 1, 1: 2551}
     scene = scene_with(Slo())
     scene.fill(scene.rank.pool.free - 1999)
     assert placed(plan(niyama(), scene)) == {0: 1, 1: 511}

@@ -27,6 +27,8 @@ def test_prompts_until_the_answers_will_fill_the_pool():
     machine.arrive(prompt=160, output=64, count=9)
     assert [machine.turn() for _ in range(7)] == [{id: 160} for id in range(7)]
     assert machine.turn() == dict.fromkeys(range(7), 1)
+    # One stage has no bubble, so the next question is answered with prompts: one more step of them.
+    assert machine.turn() == {7: 160}
 
 
 def test_prompts_until_the_next_does_not_fit():
@@ -51,6 +53,17 @@ def test_prompts_are_next_when_they_use_more_of_the_devices(decodes, prefills):
     assert (placed(draft) == {prompt.id: 400}) is prefills
 
 
+@pytest.mark.parametrize(("decodes", "prefills"), [(191, True), (192, False)])
+def test_a_full_micro_batch_is_not_interrupted(decodes, prefills):
+    # By their time, 3 s for 192 as for 256, they would use three quarters of the device.
+    scene = Scene(blocks=8000, max_seqs=500)
+    for _ in range(decodes):
+        scene.decodes()
+    prompt = scene.waits(prompt=400)
+    draft = plan(td_pipe(floor=3.0, per_token=0.01), scene)
+    assert (placed(draft) == {prompt.id: 400}) is prefills
+
+
 def test_it_asks_once_in_as_many_steps_as_stages():
     scene = Scene(stages=2)
     decode = scene.decodes()
@@ -60,8 +73,8 @@ def test_it_asks_once_in_as_many_steps_as_stages():
 
 def test_nothing_to_decode_is_reason_enough_at_once():
     scene = Scene(stages=2)
-    prompt = scene.waits(prompt=400)
-    assert placed(plan(td_pipe(), scene)) == {prompt.id: 400}
+    prompts = scene.waits(prompt=60), scene.waits(prompt=60)
+    assert placed(plan(td_pipe(), scene)) == {prompt.id: 60 for prompt in prompts}
 
 
 def test_a_prefill_phase_does_not_ask_what_decodes_would_use():
