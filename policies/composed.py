@@ -30,9 +30,13 @@ PATIENCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """One token for each decode; with a cap on rows, the least recently served first. Preempts where memory lacks."""
+    """One token for each decode; with a cap on rows, the least recently served first. Preempts where memory lacks.
+
+    `of`: these decodes only, in this order.
+    """
 
     rows: int = FOREVER
+    of: tuple[Sequence, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +68,24 @@ class Admissions:
     """Start waiting requests in the policy's order until one may not or does not fit.
 
     `whole`: prompts are not cut; one that is longer than `tokens` goes alone. `each`: most tokens of one sequence.
+    `of`: these only, in this order, rather than the policy's.
     """
 
     tokens: int = FOREVER
     rows: int = FOREVER
     each: int = FOREVER
     whole: bool = False
+    of: tuple[Sequence, ...] | None = None
 
 
-Phase = Decodes | Chunks | Running | Admissions
+@dataclass(frozen=True, slots=True)
+class Preemptions:
+    """Take these running sequences' KV away, as the victims' `how` says."""
+
+    of: tuple[Sequence, ...]
+
+
+Phase = Decodes | Chunks | Running | Admissions | Preemptions
 
 
 class Budget(Protocol):
@@ -208,21 +221,25 @@ class Composed:
             self._carry_out(phase, draft, starts)
         if draft.empty and draft.wake_at == inf and not _in_flight(draft):
             self._keep_moving(draft, starts)
-        if draft.preempted and (told := getattr(self.admission, "preempted", None)):
-            told(draft)
+        if draft.preempted:
+            tell_of_victims(self.admission, draft)
         if draft.layers and (layers := self.placement(draft)):
             draft.move_layers(layers)
 
     def _carry_out(self, phase: Phase, draft: Draft, starts: bool) -> None:
         match phase:
-            case Decodes(rows):
-                self._serve(draft, _first_rows(self.overlap.due(draft, draft.decoding), rows), FOREVER, 1)
+            case Decodes(rows, of):
+                decodes = draft.decoding if of is None else list(of)
+                self._serve(draft, _first_rows(self.overlap.due(draft, decodes), rows), FOREVER, 1)
             case Chunks(tokens, idle, of):
                 self._continue(draft, draft.partial if of is None else list(of), tokens, idle)
             case Running(tokens, each):
                 self._serve(draft, self.overlap.due(draft, draft.due), tokens, each)
             case Admissions() if self.overlap.admits(draft):
                 self._admit(draft, phase, starts)
+            case Preemptions(of):
+                for sequence in of:
+                    draft.preempt(sequence, how_to_give_way(draft, sequence, self.victims.how))
 
     # --- running sequences
 
@@ -276,7 +293,7 @@ class Composed:
         if not draft.waiting:
             return
         left, rows = min(phase.tokens, draft.tokens_left), phase.rows
-        for sequence in self.order(draft):
+        for sequence in self.order(draft) if phase.of is None else phase.of:
             if left <= 0 or rows <= 0 or (draft.seats < 1 and not self._takes_over):
                 return
             if not starts and sequence.state is State.WAITING:
@@ -359,6 +376,12 @@ class Composed:
                 draft.swap_in(head)
             elif starts:
                 draft.take(head, head.remaining, self.overlap.lane(head))
+
+
+def tell_of_victims(admission: Admission, draft: Draft) -> None:
+    """Those of this draft, if the admission wants to know of them."""
+    if told := getattr(admission, "preempted", None):
+        told(draft)
 
 
 def _coming_free(draft: Draft) -> int:

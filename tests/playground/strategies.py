@@ -22,6 +22,7 @@ from policies.composed import Composed
 from policies.dynamic_chunks import DeadlineChunks, ProgressChunks
 from policies.exact_fill import ExactFill
 from policies.fairness import Vtc
+from policies.future_peak import FuturePeak
 from policies.inflight import InFlight
 from policies.mlfq import SkipJoinMlfq
 from policies.order import Edf, Fcfs, Lof, Priority, Sjf
@@ -31,9 +32,13 @@ from policies.preemptive import PreemptivePriority, Srtf
 from policies.prefill_first import ChunkedPrefillFirst
 from policies.prefix import Hrrn, LongestPrefix
 from policies.prefix_route import CacheAware, Preble
+from policies.qoe import QoeKnapsack
+from policies.rejection import EarlyRejection, LoadRejection
 from policies.reserve import DecodeReserve, NewTokenRatio
 from policies.route import LeastKv, LeastOutstanding, PowerOfTwo, RoundRobin, SessionAffinity
+from policies.slo import Credits, SloGuard
 from policies.temporal import TemporalPhases
+from policies.tpot_classes import TpotClasses
 from policies.victims import Cheaper, Largest, LastArrived, LeastProgress, LeastRecompute, LowestPriority
 
 ROUTES = {
@@ -44,6 +49,7 @@ ROUTES = {
     "least KV": partial(LeastKv, own=True),
     "session": partial(SessionAffinity, ahead=1),
     "cache aware": partial(CacheAware, balance_abs=1, tree_blocks=20),
+    "TPOT classes": partial(TpotClasses, (0.02, 0.1), step=0.01, per_decode=0.01),
     "Preble": partial(Preble, warm_up=1, window=0.1),
 }
 
@@ -129,6 +135,16 @@ BUDGETS = st.one_of(
     st.builds(TokenThrottling2026, TOKENS, st.integers(1, 8), st.integers(1, 8), RESERVES),
     st.builds(ProgressChunks, st.integers(1, 4), st.integers(4, 20), st.integers(1, 40), st.integers(1, 4)),
     st.builds(DeadlineChunks, sizes=st.just((2, 8, 20)), tight_sizes=st.just((2, 4)), tight=st.sampled_from([0, 1])),
+    st.builds(Credits, tokens=TOKENS, least=st.sampled_from([0.1, 0.4, 1.0])),
+    st.builds(
+        QoeKnapsack,
+        tokens=TOKENS,
+        window=st.integers(1, 5),
+        preemptions=st.integers(0, 2),
+        per_decode=st.sampled_from([0.1, 0.01]),
+        horizon=st.sampled_from([0.1, 2.0]),
+        ttft=st.sampled_from([0.0, 0.1]),
+    ),
     st.builds(
         TemporalPhases, batch=st.integers(1, 20), full=st.sampled_from([0.3, 1.0]), floor=st.sampled_from([1e-4, 1])
     ),
@@ -141,6 +157,10 @@ ADMISSIONS = st.one_of(
     st.just(MaxLength()),
     st.builds(NewTokenRatio, decay_steps=st.sampled_from([1, 600]), clip=st.sampled_from([3, 4096])),
     st.builds(DecodeReserve, fall=st.sampled_from([0.002, 0.1])),
+    st.builds(FuturePeak, predictor=st.sampled_from([MaxTokens(), LogNormal(sigma=1.0)])),
+    st.builds(SloGuard, step=st.sampled_from([0.0, 0.01]), per_decode=st.sampled_from([0.001, 0.02])),
+    st.builds(EarlyRejection, st.integers(1, 8), prefill=st.just(0.001), decode=st.sampled_from([0.05, 1.0])),
+    st.builds(LoadRejection, st.integers(1, 8)),
 )
 MANNERS = [*How, Cheaper(bandwidth=2e10, copy=3e-5)]
 RULES = [LastArrived, Largest, LeastProgress, LeastRecompute, LowestPriority]

@@ -186,5 +186,5 @@ def test_costs_are_not_negative(name):
 
 
 def test_a_link_has_a_bandwidth():
-    with pytest.raises(ValueError, match="policy.victims.how.bandwidth=0 must be above 0 bytes a second"):
+    with pytest.raises(ValueError, match=r"policy.victims.how.bandwidth=0 must be above 0 bytes a second"):
         Cheaper(bandwidth=0)

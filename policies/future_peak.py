@@ -1,0 +1,51 @@
+"""Admission by the most memory that the admitted will ever need at once, were their answers as long as predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from playground.draft import Draft
+from playground.sequence import Sequence
+from policies.predictors import MaxTokens, Predictor
+
+
+@dataclass(frozen=True, slots=True)
+class FuturePeak:
+    """When everybody admitted and it fit together at each moment at which one of them is predicted to end.
+
+    With b_i the tokens of prompt and answer so far (less the last, which has no KV) and o_i the predicted tokens to
+    come, Σ over {i: o_i >= o_j} of (b_i + o_j) must fit for every j: in between memory only grows. Each sequence counts
+    block size - 1 tokens more, for its last block; shared prefixes count for everybody. Whoever outlives its prediction
+    counts as ending with its next token. Nobody is preempted if lengths are not longer than predicted, prompts are
+    computed in the step that admits them and everybody decodes in every step; a longer prefill shifts peaks.
+    `predictor`: `max_tokens` (safe), a predictor that errs, or the oracle, as in the paper. With `order=sjf` of the
+    same predictor it is MC-SF. Source: MC-SF, arXiv 2502.07115 (2025), the rule from its abstract and summaries.
+    """
+
+    predictor: Predictor = MaxTokens()  # noqa: RUF009  (frozen)
+
+    def __call__(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
+        if draft.blocks_needed(sequence, sequence.remaining) + draft.blocks_owed > draft.blocks_free:
+            return False
+        size = draft.spec.block_size
+        held = [self._future(other, size) for other in (*draft.running, sequence)]
+        room = (draft.spec.blocks - draft.blocks_freeing) * size
+        return fits(held, room)
+
+    def _future(self, sequence: Sequence, size: int) -> tuple[int, int]:
+        most = sequence.max_tokens - sequence.promised
+        left = min(most, round(self.predictor(sequence.request)) - sequence.promised)
+        return max(left, 1), sequence.length - 1 + size - 1
+
+
+def fits(held: list[tuple[int, int]], room: int) -> bool:
+    """Whether sequences that hold so many tokens, (to come, now) each, and get one a tick fit until all have ended."""
+    if sum(map(sum, held)) <= room:  # even if all of them ended together
+        return True
+    held.sort(reverse=True)
+    base = 0
+    for count, (left, now) in enumerate(held, 1):
+        base += now
+        if base + count * left > room:
+            return False
+    return True
