@@ -11,7 +11,7 @@ from policies.admission import MaxLength
 from policies.budget import ChunkedPrefill, Orca
 from policies.composed import Composed
 from policies.fairness import Vtc
-from tests.policies.scene import Machine
+from tests.policies.scene import Machine, Scene
 
 
 class Served(Machine):
@@ -85,6 +85,23 @@ def test_who_finds_nobody_waiting_begins_where_the_last_one_was():
     machine.asks("b"), machine.asks("a")
     machine.turn()
     assert order.counter("b") == 102 + 10
+
+
+def test_a_preempted_request_pays_for_its_prompt_once():
+    # 10 for the prompt and 2 for its token. b begins at 12, too, and a comes before b while it is not charged again.
+    scene, order = Scene(), Vtc()
+    running = scene.waits(prompt=10, tenant="a")
+    draft = scene.draft()
+    assert next(iter(order(draft))) is running
+    draft.take(running, 10)
+    running.returned = 1
+    scene.waits(prompt=10, tenant="b")
+    next(iter(order(draft)))
+    assert order.counter("a") == 12
+    draft.preempt(running)
+    other = scene.waits(prompt=10, tenant="a")
+    assert [one for one in order(scene.draft()) if draft.take(one, 20)][:2] == [running, other]
+    assert order.counter("a") == 12 + 10
 
 
 @pytest.mark.parametrize("name", ["prompt_weight", "output_weight"])

@@ -68,6 +68,17 @@ def test_a_promoted_one_has_a_whole_quantum_and_falls_again():
     assert order.gives_way(draft, heir) == [old]
 
 
+def test_an_id_that_comes_again_is_another_request():
+    scene, order = Scene(), mlfq()
+    draft = scene.draft()
+    old = scene.waits(prompt=2000)
+    list(order(draft))
+    draft.reject(old, "unwanted")
+    scene.requests = 0
+    short, long = scene.waits(prompt=100), scene.waits(prompt=300)
+    assert (short.id, list(order(scene.draft()))) == (old.id, [short, long])
+
+
 def test_who_gave_way_waits_from_then_on():
     scene = Scene(max_seqs=1)
     running = scene.decodes(context=101, returned=2, max_tokens=50, arrival=-500.0)

@@ -178,6 +178,8 @@ def test_noise_in_rank_is_of_a_share_of_requests():
         expected = (1 - share) ** 2 + 2 / 3 * share * (1 - share)
         assert tau(zip(exact, noisy, strict=True)) == pytest.approx(expected, abs=0.05)
         assert min(noisy) >= 1 and max(noisy) <= 2048
+        noise = [log(b, 2048) for a, b in zip(exact, noisy, strict=True) if a != b]
+        assert not noise or fmean(noise) == pytest.approx(0.5, abs=0.04), "whatever chose who is noise"
 
 
 def test_saturation_is_what_no_prediction_exceeds():
@@ -216,6 +218,20 @@ def test_a_kept_queue_is_what_sorting_anew_gives(events, front):
         if size % 2:
             expected = sorted(draft.waiting, key=lambda one: (-one.max_tokens, one.request.arrival, one.id))
             assert list(order(draft)) == expected
+
+
+@pytest.mark.parametrize("front", [True, False])
+def test_one_that_comes_back_is_found_at_either_end_of_the_queue(front):
+    scene, order = Scene(), Lof()
+    scene.rank.requeue_front = front
+    waiting = [scene.waits(max_tokens=tokens) for tokens in (30, 20, 10)]
+    draft = scene.draft()
+    assert list(order(draft)) == waiting
+    draft.take(waiting[1], 5)
+    assert list(order(draft)) == [waiting[0], waiting[2]]
+    draft.preempt(waiting[1])
+    newcomer = scene.waits(max_tokens=5)
+    assert list(order(draft)) == [*waiting, newcomer]
 
 
 def test_a_look_costs_what_came_not_what_waits():

@@ -28,6 +28,14 @@ def test_the_one_with_most_left_gives_its_seat_to_one_with_less():
     assert placed(draft) == {0: 1, 2: 1, waiting.id: 30}
 
 
+def test_of_equals_the_youngest_goes_first():
+    scene = Scene(max_seqs=3)
+    for arrival in (5.0, 7.0, 6.0):
+        scene.decodes(max_tokens=300, arrival=arrival)
+    heir, order = scene.waits(max_tokens=5), Srtf()
+    assert [one.id for one in order.gives_way(scene.draft(), heir)] == [1, 2, 0]
+
+
 def test_whoever_waits_longer_is_not_served_for_it():
     scene = Scene(max_seqs=2)
     scene.decodes(returned=40, max_tokens=100), scene.decodes(returned=1, max_tokens=61)
@@ -105,6 +113,13 @@ def test_who_suffered_enough_gives_way_to_elders_only():
         scene.decodes(max_tokens=300).preemptions = PATIENCE
         scene.waits(max_tokens=5, arrival=arrival)
         assert victims(plan(srtf(), scene)) == expected
+
+
+def test_nobody_gives_way_to_one_that_must_wait_for_its_elders():
+    scene = Scene(max_seqs=1)
+    scene.decodes(max_tokens=300, arrival=-1.0)
+    scene.waits(max_tokens=5).preemptions = PATIENCE
+    assert victims(plan(srtf(), scene)) == []
 
 
 def test_the_less_urgent_give_way_from_the_threshold_on_the_youngest_first():
