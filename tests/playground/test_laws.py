@@ -19,8 +19,10 @@ from playground.sim.cost import Linear
 from playground.sim.durations import Modelled
 from playground.trace import SCHEMAS, Trace, expand, read
 from policies.admission import Always, FullPrompt, MaxLength, Watermark
+from policies.balanced import TokenThrottling2026
 from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThrottling, TokenThrottling2025, Unified
 from policies.composed import Composed
+from policies.temporal import TemporalPhases
 from policies.victims import Largest, LastArrived
 from tests.playground.fakes import Greedy, Log, done, nothing
 from tests.playground.laws import serve_under, simulate
@@ -143,6 +145,8 @@ BUDGETS = {
     "token_throttling without ut": TokenThrottling(ut=False),
     "token_throttling_2025": TokenThrottling2025(),
     "token_throttling_2025 without wt": TokenThrottling2025(wt=False),
+    "token_throttling_2026": TokenThrottling2026(),
+    "td_pipe": TemporalPhases(),
 }
 
 
