@@ -17,8 +17,9 @@ from playground.check.case import Case, Make, Saved, load, save
 from playground.check.decisions import Cost, cost
 from playground.check.examination import QUICK, THOROUGH, Report, Verdict, examine, replayed, without_families
 from playground.check.page import Drawing, Line, line, page
-from playground.check.properties import PROPERTIES, Limits, named, oracles
+from playground.check.properties import PROPERTIES, Limits, named
 from playground.check.serving import Refused, attend
+from playground.oracle import oracles
 
 COST = "The cost of a decision grows no faster than what there is to decide."
 ENGINE = "Greedy tokens on the CPU engine are those of the model, whatever is scheduled."
@@ -149,7 +150,7 @@ def _excuse(report: Report, make: Make) -> None:
     declared = oracles(make())
     for verdict in report.verdicts:
         if verdict.property.name == "oracle" and declared:
-            verdict.excused = f"{', '.join(declared)} says by its name that it sees true lengths"
+            verdict.excused = f"{', '.join(type(one).__name__ for one in declared)} is told true lengths, and says so"
 
 
 def _cost(make: Make, names: Sequence[str]) -> list[Line]:

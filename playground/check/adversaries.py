@@ -19,7 +19,13 @@ def cases(family: str, count: int, seed: int) -> Iterator[Case]:
     """So many cases of a family; equal seeds, equal cases."""
     for number in range(count):
         # A string seeds by its bytes (SHA-512), not by a hash that changes from process to process.
-        yield FAMILIES[family](Random(f"{family} {seed} {number}"))
+        yield _with_lengths(FAMILIES[family](Random(f"{family} {seed} {number}")))
+
+
+def _with_lengths(case: Case) -> Case:
+    """Oracles want to know how long every answer will be."""
+    known = [replace(one, output_length=one.output_length or one.max_tokens) for one in case.requests]
+    return replace(case, requests=tuple(known))
 
 
 def _requests(rng: Random, count: int, prompts: tuple[int, int], answers: tuple[int, int]) -> list[Request]:

@@ -78,7 +78,7 @@ def _micros(make: Make, clock: Callable[[], float], seats: int) -> float:
     timed = Timed(make(), clock)
     scheduler = Scheduler(spec, timed)
     for id in range(seats * (1 + WAITING)):
-        scheduler.arrive(Request(id, 0.001 * id, 16, 400), 0.001 * id)
+        scheduler.arrive(Request(id, 0.001 * id, 16, 400, 400), 0.001 * id)
     now = 0.001 * seats * (1 + WAITING)
     now = _turns(scheduler, now, STEPS + seats // 16)  # until all that can run do
     timed.seconds.clear()

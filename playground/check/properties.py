@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from math import nan
 from random import Random
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from playground.check.case import Case, Make
 from playground.check.serving import Outcome, attend
 from playground.core import Done, Request, Spec, Step
+from playground.oracle import oracles
 
 FEW = 1e-9
 
@@ -249,14 +250,6 @@ def _another(request: Request) -> int:
     """A length of the answer that is allowed as well."""
     known = request.output_length or request.max_tokens
     return request.max_tokens if known < request.max_tokens else max(request.max_tokens // 2, 1)
-
-
-def oracles(policy: object) -> list[str]:
-    """Parts of a policy, or the policy itself, that say by their name that they see true output lengths."""
-    own = [type(policy).__name__] if type(policy).__name__.startswith("Oracle") else []
-    if not is_dataclass(policy):
-        return own
-    return own + [name for field in fields(policy) for name in oracles(getattr(policy, field.name, None))]
 
 
 # --- all of them

@@ -10,11 +10,15 @@ from playground.check.properties import PROPERTIES, Limits, named
 from playground.check.serving import attend
 from playground.check.shrinking import shrink
 from playground.core import Request, Spec
-from tests.playground.check.sick import HEALTHY, SICK, Peeks, healthy
+from policies.budget import ChunkedPrefill
+from policies.composed import Composed
+from policies.order import Sjf
+from policies.predictors import OracleLength
+from tests.playground.check.sick import HEALTHY, SICK, healthy
 
 SMALL = 4_000
 """Tokens for looking for smaller cases: enough to see that it works."""
-CASES = {"stall": 1, "ends": 1, "blocks": 1, "limits": 1, "errors": 1, "conservation": 1, "waste": 2, "preemption": 1}
+CASES = {"stall": 1, "ends": 1, "blocks": 1, "limits": 1, "errors": 1, "conservation": 1, "waste": 3, "preemption": 1}
 
 
 @pytest.mark.parametrize("disease", SICK)
@@ -96,10 +100,14 @@ def test_a_gap_is_counted_in_steps():
     assert outcome.problem is None and outcome.seen.passed.steps == 1
 
 
-def test_an_oracle_may_look_if_its_name_says_so():
-    kind = type("OraclePeeks", (Peeks,), {})
-    (verdict,) = examine(kind, 1, properties=named(["oracle"])).verdicts
+def test_an_oracle_may_look():
+    def make():
+        return Composed(ChunkedPrefill(), order=Sjf(predictor=OracleLength()))
+
+    report = examine(make, 1)
+    (verdict,) = [one for one in report.verdicts if one.property.name == "oracle"]
     assert not verdict.judged and not verdict.problem
+    assert not [one.problem for one in report.failed]
 
 
 def ticking(micros):
