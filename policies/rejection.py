@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from math import inf
 
 from playground.draft import Draft
 from playground.sequence import Sequence
@@ -71,23 +72,26 @@ class EarlyRejection:
         prompts = [sequence for sequence in draft.running if not sequence.promised]
         tokens += sum([sequence.remaining for sequence in prompts])
         ahead = len(draft.waiting) - len(new) + len(prompts)
+        ends = self._ends(draft)
         for sequence in new:
             wait = self.prefill * (tokens + sequence.remaining)
-            if (load := self.load(draft, wait, ahead)) > self.most:
+            if (load := self._load(ends, draft.now, wait, ahead)) > self.most:
                 draft.reject(sequence, f"{load} decodes predicted {wait:.3g} s from now, when its prompt is computed")
             else:
                 tokens, ahead = tokens + sequence.remaining, ahead + 1
 
     def load(self, draft: Draft, wait: float, ahead: int) -> int:
         """Decodes in `wait` seconds, with so many prompts ahead of one that begins to decode then; it included."""
-        then = draft.now + wait
-        staying = sum([self._stays(sequence, then) for sequence in draft.running])
+        return self._load(self._ends(draft), draft.now, wait, ahead)
+
+    def _load(self, ends: list[float], now: float, wait: float, ahead: int) -> int:
+        staying = len(ends) - bisect_right(ends, now + wait)
         return staying + int(ahead * min(1.0, self.decode / wait) if wait else ahead) + 1
 
-    def _stays(self, sequence: Sequence, then: float) -> bool:
-        if not sequence.promised:
-            return False
-        return sequence.first_token is None or sequence.first_token + self.decode > then
+    def _ends(self, draft: Draft) -> list[float]:
+        """When the decodes of now will end, in order; those whose first token has not come back, never."""
+        firsts = [sequence.first_token for sequence in draft.running if sequence.promised]
+        return sorted([inf if first is None else first + self.decode for first in firsts])
 
     def __call__(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
         return self.memory(draft, sequence, tokens)
@@ -116,14 +120,10 @@ class LoadRejection:
         new = self._arrivals.since(draft)
         if not new:
             return
-        load = sum(self._decodes(draft))
+        load = sum([sequence.promised > 0 for sequence in draft.running])
         if load >= self.most:
             for sequence in new:
                 draft.reject(sequence, f"{load} decodes now, at most {self.most} wanted")
-
-    @staticmethod
-    def _decodes(draft: Draft) -> Iterator[bool]:
-        return (sequence.promised > 0 for sequence in draft.running)
 
     def __call__(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
         return self.memory(draft, sequence, tokens)
