@@ -140,8 +140,7 @@ class DeadlineChunks:
 
     def prefill(self, draft: Draft, decodes: int, context: int) -> int:
         """Prompt tokens of a step with so many decodes, if the first prompt looks back on `context` tokens."""
-        urgent = [decode for decode in draft.decoding if decode.request.slo.tpot < inf]
-        slack = min(map(_next_deadline, urgent), default=inf) - draft.now
+        slack = _next_deadline(draft.decoding) - draft.now
         behind = sum([sequence.launched for sequence in draft.decoding])
         for size in reversed(self._sizes(draft)):
             most = max(size - decodes, 0)
@@ -156,12 +155,20 @@ class DeadlineChunks:
         return FOREVER  # the clock is read for prompts only, and none can come in while nothing but decodes tick
 
 
-def _next_deadline(decode: Sequence) -> float:
-    request, came = decode.request, decode.first_token
-    first = request.arrival + request.slo.ttft
-    if came is not None and (first == inf or first < came):
-        first = came
-    return first + request.slo.tpot * decode.promised  # the token that it was just asked for included
+def _next_deadline(decodes: list[Sequence]) -> float:
+    """When the first of the tokens that they were just asked for is due; `inf` if none is."""
+    soonest = inf
+    for decode in decodes:
+        request = decode.request
+        slo = request.slo
+        if slo.tpot < inf:
+            first, came = request.arrival + slo.ttft, decode.first_token
+            if came is not None and (first == inf or first < came):
+                first = came
+            due = first + slo.tpot * decode.promised
+            if due < soonest:
+                soonest = due
+    return soonest
 
 
 def _first_deadline(sequence: Sequence) -> tuple[float, float, int]:
