@@ -52,9 +52,9 @@ ALIKE = {
     ],
     4: [{"chunked_prefill", "vllm_v1", "implicit_grouping", "scorpio"}, {"orca", "trtllm"}],
 }
-"""Of `vllm_v1` see the next test; `implicit_grouping` is its other name. Nobody here has objectives for `scorpio`. One stage has nothing to balance, and few
-prompts here are so long that chunks would shrink. No step fills Orca's 16 rows or TensorRT-LLM's 8192 tokens, and these
-two are otherwise the same, but that prompts of the latter may wait."""
+"""Of `vllm_v1` see the next test; `implicit_grouping` is its other name. Nobody here has objectives for `scorpio`. One
+stage has nothing to balance, and few prompts here are so long that chunks would shrink. No step fills Orca's 16 rows
+or TensorRT-LLM's 8192 tokens, and these two are otherwise the same, but that prompts of the latter may wait."""
 
 
 def test_the_policies_differ():
