@@ -103,7 +103,7 @@ clock = perf_counter
 def same_tokens(make_policy: Make, model: str) -> str:
     """Greedy tokens on the CPU engine, against those of another policy with memory for all; what differs, or nothing.
 
-    Memory is for a third of the prompts at a time, steps have 32 tokens, and half of the prompts share a beginning.
+    Memory is for a third of the prompts at a time, steps have 64 tokens, and half of the prompts share a beginning.
     """
     from experiments.llm import LLM, SamplingParams  # torch: only if asked for
 
@@ -115,7 +115,7 @@ def same_tokens(make_policy: Make, model: str) -> str:
     ]
     params = SamplingParams(max_tokens=16, ignore_eos=True)
     answers = []
-    for policy, sizes in ((None, {"kv_blocks": 200}), (make_policy(), {"kv_blocks": 14, "max_tokens_per_step": 32})):
+    for policy, sizes in ((None, {"kv_blocks": 200}), (make_policy(), {"kv_blocks": 14, "max_tokens_per_step": 64})):
         with LLM(model, policy=policy, **sizes) as llm:  # type: ignore[arg-type]
             answers.append([tuple(answer.token_ids) for answer in llm.generate(prompts, params)])
     for number, (expected, got) in enumerate(zip(*answers, strict=True)):

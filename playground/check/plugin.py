@@ -66,7 +66,11 @@ class Examination(pytest.Collector):
 
     def __init__(self, *, make: Make, each: int, **more: Any) -> None:
         super().__init__(nodeid=more["name"], **more)
-        self.examined: Callable[[], Report] = cache(lambda: _examine(make, each, (), None))
+        self.examined: Callable[[], Report] = cache(lambda: _examine(make, each, self._asked(), None))
+
+    def _asked(self) -> list[str]:
+        """Properties that are left after -k and the like."""
+        return [item.name for item in self.session.items if item.parent is self]
 
     def collect(self) -> Iterable[pytest.Item]:
         return ()

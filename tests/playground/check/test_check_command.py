@@ -45,6 +45,7 @@ QUICK = ["--quick", "--only", "conservation,stall"]
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("playground.check.__main__.QUICK", 1)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "sickpkg.py").write_text(SICK)
     yield tmp_path

@@ -16,7 +16,7 @@ from policies.order import Sjf
 from policies.predictors import OracleLength
 from tests.playground.check.sick import HEALTHY, SICK, healthy
 
-SMALL = 4_000
+SMALL = 2_000
 """Tokens for looking for smaller cases: enough to see that it works."""
 CASES = {"stall": 1, "ends": 1, "blocks": 1, "limits": 1, "errors": 1, "conservation": 1, "waste": 3, "preemption": 1}
 
