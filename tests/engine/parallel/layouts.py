@@ -83,8 +83,8 @@ POLICIES: Mapping[str, tuple[str, ...]] = {
     ),
     "trtllm": ("+policy.budget.tokens=128", "+policy.budget.wait_steps=2", "+policy.budget.wait_share=0.5"),
 }
-"""Policies that use every phase (the others of conf/policy are made of the same ones), with numbers at which a few short
-prompts are cut, and have to wait for one another."""
+"""Policies that use every phase (the others of conf/policy are made of the same ones), with numbers at which a few
+short prompts are cut, and have to wait for one another."""
 
 RESERVING = ("static", "orca", "trtllm")
 """Those of them that set aside what the longest answer takes, and preempt nobody."""
