@@ -43,7 +43,9 @@ class SkipJoinMlfq:
     `starve_limit` seconds begins anew at level 0. Running sequences give way to waiting ones of a lower level, those of
     the highest first: each may cost its KV, so `policy.victims.how=swap` is meant.
     Source: FastServe (arXiv 2305.05920v3, NSDI'26): ratio 2 and a first quantum of the shortest iteration are its own,
-    levels and limit ours. Not taken over: moving KV in and out ahead of time.
+    levels and limit ours. Not taken over: moving KV in and out ahead of time, without which it does not pay: of 300
+    requests at 30/s to 16 seats (Llama-3.1-8B on an H100, simulated) 421 were preempted, 262 with a quantum of 64,
+    and the mean latency is 5.5 s (4.6 s) against 3.5 s of `fcfs`. A decision may take milliseconds: many change places.
     """
 
     quantum: float = 1.0
