@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import accumulate, count
-from math import inf, nextafter
+from math import inf
 from threading import TIMEOUT_MAX, Condition
 from time import perf_counter
 from typing import Any
@@ -27,6 +27,9 @@ from playground.core import COPY_IN, COPY_OUT, MAIN, Done, Spec, Step
 SILENCE = 5.0
 """Seconds that a rank with steps in flight may leave a ping unanswered."""
 
+
+LATE = 1e-9
+"""Seconds between completions that are heard of too late: more than rounding in a replay, which could exchange them."""
 
 PADDED = {"cpu": 1, "cuda": 8}
 """Of how many rows of one token ranks compute a multiple beside prompts: `engine.cuda.forward.ROWS` on a GPU."""
@@ -109,7 +112,7 @@ class ParallelBackend:
         self._ready: list[tuple[float, int, Done]] = []
         self._landed = count()
         self._floor = 0.0
-        """What is not ready yet counts as finished after this: it was looked for until then."""
+        """What is not ready yet counts as finished after this: it was looked for until then, or counted as late then."""
         self._heard = perf_counter()
         self._latest: dict[int, int] = {}
         """The step that each rank's stage has finished last."""
@@ -165,7 +168,8 @@ class ParallelBackend:
                 raise RuntimeError("wait: nothing is in flight and no time was given to wait for")
             self._sleep(until)
             if self._ready and self._ready[0][0] <= until:
-                self._floor, _, done = heappop(self._ready)
+                finished, _, done = heappop(self._ready)
+                self._floor = max(self._floor, finished)
                 return done
             if self._failure is not None:
                 raise self._failure
@@ -266,7 +270,7 @@ class ParallelBackend:
             for replica, token in _tokens(flight.step, done):
                 self._known[replica].append(token)
         if done.finished <= self._floor:  # word of it was on its way when somebody looked
-            done.finished = nextafter(self._floor, inf)
+            done.finished = self._floor = self._floor + LATE
             done.stages = (*done.stages[:-1], *[(started, done.finished) for started, _ in done.stages[-1:]])
             free[-1] = done.finished
         heappush(self._ready, (done.finished, next(self._landed), done))

@@ -324,7 +324,7 @@ def test_nothing_is_made_for_those_who_do_not_ask(device):
         device.add(id, PROMPT, 3, Sampling(temperature=OPTIONS[name].get("temperature", 0.0), ignore_eos=True))
         device.decode(id)
     assert backend._timeline.captured == captured + 2  # a prefill and a decode that draw
-    assert backend._state.counts is backend._graphs._logits is None
+    assert backend._state.counts is backend._graphs._found is None
     assert backend.memory.state == held
 
 
@@ -333,8 +333,8 @@ def test_rare_options_share_one_graph_a_shape(device, monkeypatch):
     timeline, forward, passes = device.backend._timeline, device.backend._forward, []
     add(device, "all penalties")
     device.decode(0)
-    captured, logits = timeline.captured, forward.logits
-    monkeypatch.setattr(forward, "logits", lambda *arguments: passes.append(1) or logits(*arguments))
+    captured, body = timeline.captured, forward.body
+    monkeypatch.setattr(forward, "body", lambda *arguments: passes.append(1) or body(*arguments))
     for id, name in enumerate(("frequency", "min_p", "no alternatives", "drawn with penalties"), 1):
         add(device, name, id)
         device.decode(id)

@@ -11,7 +11,7 @@ import pytest
 
 from engine.errors import EngineError
 from engine.parallel import supervise
-from engine.parallel.backend import ParallelBackend
+from engine.parallel.backend import LATE, ParallelBackend
 from engine.parallel.launch import spawned
 from engine.parallel.layout import Layout
 from engine.parallel.supervise import RemoteClock
@@ -203,3 +203,13 @@ def test_another_version_is_refused(monkeypatch):
     monkeypatch.setattr("engine.parallel.backend.DIALECT", "0-little")
     with pytest.raises(EngineError, match=f"rank 0 speaks version {DIALECT}, the driver 0-little; install one version"):
         ParallelBackend(config(Layout()), spawned(1, COMMAND))
+
+
+def test_completions_that_are_heard_of_too_late_lie_apart():
+    """Where two replicas' finished at the same instant, a replay might take them the other way round."""
+    with closing(fake(sizes={"replicas": 3})) as backend:
+        backend._floor = backend.now() + 0.2  # somebody looked until then
+        for group in range(3):
+            backend.launch(prefill(group, group=group))
+        finished = [backend.wait().finished for _ in range(3)]
+        assert all(after - before > LATE / 2 for before, after in pairwise(finished))
