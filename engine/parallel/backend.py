@@ -112,7 +112,7 @@ class ParallelBackend:
         self._ready: list[tuple[float, int, Done]] = []
         self._landed = count()
         self._floor = 0.0
-        """What is not ready yet counts as finished after this: it was looked for until then, or counted as late then."""
+        """What is not ready yet counts as finished after this: it was looked for until then, or others were late."""
         self._heard = perf_counter()
         self._latest: dict[int, int] = {}
         """The step that each rank's stage has finished last."""
