@@ -21,9 +21,11 @@ from experiments.peers import speed
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
-PAGES = ("README.md", "docs/gpu.md", "docs/parallel.md", "docs/robustness.md")
+PAGES = ("README.md", "docs/decision-cost.md", "docs/gpu.md", "docs/parallel.md", "docs/robustness.md")
 UNRECORDED = "Not measured yet."
 POLICIES = ("chunked_prefill", "vllm_v0", "token_throttling")
+
+DECISIONS = ("16+1000 full", "256+0 full", "256+1000 full", "256+1000 tight", "1024+1000 full", "1024+1000 tight")
 
 Record = Mapping[str, Any]
 
@@ -139,6 +141,27 @@ def _robustness(record: Record) -> str:
     return f"{conclusions.page(record)}\n\n{_made_with(record)}"
 
 
+def _policies(record: Record) -> str:
+    """Every policy, the dearest first."""
+    rows = [
+        [
+            f"`{row['name']}`",
+            *(f"{row['times'][where]:.0f}" for where in DECISIONS),
+            f"{row['ratio']:.1f}",
+            f"{row['growth']:.2f}",
+            row["heavy"],
+        ]
+        for row in sorted(record["rows"], key=lambda row: (-row["worst"], row["name"]))
+    ]
+    head = ["µs a decision", *DECISIONS, "bare loops", "growth", ""]
+    draft = ", ".join(f"{time:.0f} µs with {running} running" for running, time in record["draft"].items())
+    routes = [[f"`{name}`", f"{time:.1f}"] for name, time in sorted(record["routes"].items())]
+    return (
+        f"{table(head, rows)}\n\nMaking a draft: {draft}. A placement among 8 replicas:\n\n"
+        f"{table(['', 'µs'], routes)}\n\n{_made_with(record)}"
+    )
+
+
 def _made_with(record: Record) -> str:
     versions = record["versions"]
     names = [f"{name} {versions[name]}" for name in ("torch", "transformers", "simpy") if name in versions]
@@ -153,6 +176,7 @@ TABLES: Mapping[str, Callable[[Record], str]] = {
     "peers": _peers,
     "overlap": _overlap,
     "robustness": _robustness,
+    "policies": _policies,
     **gpu.ENGINE,
     **gpu.KERNELS,
     **RANKS,
@@ -164,6 +188,7 @@ FILES: Mapping[str, str] = {
     "peers": "peers_speed",
     "overlap": "overlap_cpu",
     "robustness": "robustness",
+    "policies": "policies",
     **dict.fromkeys(gpu.ENGINE, "gpu_engine_h200"),
     **dict.fromkeys(gpu.KERNELS, "gpu_kernels_h200"),
     **dict.fromkeys(RANKS, "ranks_h200"),

@@ -1,0 +1,99 @@
+"""The benchmark of decisions measures what it says; no time is judged here but by a wide margin."""
+
+from functools import partial
+from statistics import median
+
+import pytest
+
+from experiments.benchmarks import policies, tables
+from policies.budget import ChunkedPrefill
+from policies.composed import Composed
+from policies.order import Fcfs
+from policies.route import LeastOutstanding
+
+
+class Seen:
+    """Around a policy: what each draft was."""
+
+    def __init__(self, inner) -> None:
+        self.inner = inner
+        self.drafts = []
+
+    def fill(self, draft) -> None:
+        before = (
+            len(draft.decoding),
+            len(draft.waiting),
+            draft.seats,
+            draft.blocks_free,
+            next(iter(draft.waiting), None),
+        )
+        self.inner.fill(draft)
+        self.drafts.append((*before, draft.tokens, draft.rows))
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_a_scene_is_the_same_at_every_step(tight):
+    """16 decodes, each of which is placed; nobody comes in, for want of a seat or of blocks; the queue moves."""
+    seen = Seen(Composed(ChunkedPrefill()))
+    assert len(list(policies.fills(lambda: seen, 16, 20, tight, steps=40))) == 40
+    for decoding, waiting, seats, free, _, tokens, rows in seen.drafts:
+        assert (decoding, waiting, tokens, rows) == (16, 20, 16, 16)
+        assert seats == (64 if tight else 0)
+        assert free <= 16 if tight else free > 100
+
+
+def test_a_policy_that_changes_who_runs_is_given_a_new_scene():
+    class Evicting:
+        def fill(self, draft):
+            draft.preempt(next(iter(draft.running)))
+
+    seen = Seen(Evicting())
+    list(policies.fills(lambda: seen, 4, 5, False, steps=3))
+    assert [draft[:2] for draft in seen.drafts] == [(4, 5)] * 3
+
+
+def test_what_is_timed_is_the_decision():
+    """An order that looks at everybody takes longer the more there wait, and the rest does not."""
+
+    class Everybody(Fcfs):
+        def __call__(self, draft):
+            return sorted(draft.waiting, key=lambda one: (one.request.arrival, one.id))
+
+    def growth(order):
+        made = partial(Composed, ChunkedPrefill(), order=order)
+        return policies.fill_time(made, 16, 2000, True) / policies.fill_time(made, 16, 20, True)
+
+    assert growth(Everybody()) > 4 > growth(Fcfs())
+
+
+def test_every_option_is_measured():
+    names = policies.names()
+    assert {"chunked_prefill", "order=fcfs", "route=preble", "placement=weighted"} <= set(names)
+    assert set(policies.HEAVY) <= set(names)
+    assert isinstance(policies.maker("route=vllm_dp")().route, LeastOutstanding)
+
+
+def test_no_policy_is_far_above_the_limit_but_those_that_are_named():
+    """Of all compositions; with a margin of three for a busy machine. The benchmark itself has none."""
+    for name in (name for name in policies.names() if "=" not in name and name not in policies.HEAVY):
+        times = policies.fills(policies.maker(name), 256, 1000, tight=True, steps=7)
+        assert median(times) / 1e3 < 3 * policies.LIMIT, name
+
+
+def test_the_table_has_the_dearest_first():
+    times = dict.fromkeys(tables.DECISIONS, 10.0)
+    rows = [
+        {"name": name, "times": times, "worst": worst, "ratio": 2.0, "growth": 1.0, "heavy": heavy}
+        for name, worst, heavy in (("cheap", 10.0, ""), ("dear", 200.0, "sorts"))
+    ]
+    record = {
+        "rows": rows,
+        "draft": {"16": 3.0},
+        "routes": {"route=a": 1.0},
+        "versions": {},
+        "python": "3",
+        "platform": "L",
+    }
+    lines = tables._policies(record).splitlines()
+    assert lines[2].startswith("| `dear` | 10 |") and lines[2].endswith("| 2.0 | 1.00 | sorts |")
+    assert lines[3].startswith("| `cheap` |")
