@@ -131,7 +131,7 @@ class DecodeReserve:
     def __call__(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
         cached = draft.prefix_hit(sequence) if sequence.launched == 0 else 0
         left = draft.blocks_free - draft.blocks_needed(sequence, cached + tokens)
-        return left >= 0 and left >= self.reserve(draft)
+        return left >= self.reserve(draft)
 
     def ratio(self, draft: Draft) -> float:
         """Of this step."""

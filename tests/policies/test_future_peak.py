@@ -61,6 +61,26 @@ def test_what_is_not_free_now_is_no_room():
     assert not FuturePeak()(scene.draft(), waiting, 9)
 
 
+def test_a_last_block_may_be_all_but_empty():
+    # Blocks of 16: 1 + 15 and 1 + 15 tokens now, 2 to come of each: 2 x (16 + 2) = 36 of 48 tokens; 32 are too few.
+    for blocks, admitted in ((3, True), (2, False)):
+        scene = Scene(blocks=blocks)
+        scene.decodes(1, max_tokens=3)
+        waiting = scene.waits(prompt=2, max_tokens=2)
+        assert FuturePeak()(scene.draft(), waiting, 2) is admitted
+
+
+def test_prompts_in_progress_take_what_they_still_need():
+    # 10 blocks free, 6 of them owed to 160 tokens of which 64 are computed; 5 wanted.
+    scene = Scene(blocks=100)
+    scene.partial(160, 64, max_tokens=2)
+    waiting = scene.waits(prompt=80, max_tokens=2)
+    scene.fill(scene.rank.pool.free - 10)
+    assert not FuturePeak()(scene.draft(), waiting, 80)
+    scene.frees(1)
+    assert FuturePeak()(scene.draft(), waiting, 80)
+
+
 SHAPES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=2, max_size=12)
 
 

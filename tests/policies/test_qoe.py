@@ -123,6 +123,28 @@ def test_nobody_is_preempted_twice_nor_in_vain():
     assert victims(plan(Composed(QoeKnapsack()), scene)) == []
 
 
+def test_nobody_gives_way_if_that_is_not_enough():
+    # 30 blocks, 1 stays. 21 are held, and the new one takes 19 of the 8 that are free; the only one that may give way
+    # has 7, since the other has done so before.
+    scene = Scene(blocks=30)
+    spent = reading(scene, 99)
+    ids = [spent.id, reading(scene, 99).id, reading(scene, 40).id]
+    new = scene.waits(prompt=300, arrival=5.0)
+    knapsack = QoeKnapsack()
+    assert new in knapsack._packed(scene.draft(), knapsack.ranked(scene.draft(), 256), 256)
+    spent.preemptions = 1
+    draft = plan(Composed(knapsack), scene)
+    assert victims(draft) == [] and sorted(placed(draft)) == ids
+
+
+def test_nobody_gives_way_while_in_flight():
+    scene = Scene(blocks=20)
+    ahead = reading(scene, 99)
+    reading(scene, 40), scene.waits(prompt=100, arrival=5.0)
+    scene.flies(ahead)
+    assert victims(plan(Composed(QoeKnapsack()), scene)) == []
+
+
 def test_where_all_fit_all_are_served():
     scene = Scene()
     ids = [reading(scene, 99).id, reading(scene, 40).id]

@@ -39,6 +39,16 @@ def test_everybody_is_new_once():
     assert arrivals.since(scene.draft()) == []
 
 
+def test_nobody_is_new_again_when_those_after_it_have_left():
+    scene, arrivals = Scene(), Arrivals()
+    scene.waits(arrival=1.0)
+    arrivals.since(scene.draft())
+    later = scene.waits(arrival=1.0)
+    assert arrivals.since(scene.draft()) == [later]
+    scene.rank.end(later)
+    assert arrivals.since(scene.draft()) == []
+
+
 def test_whoever_comes_back_is_not_new_wherever_it_queues():
     scene, arrivals = Scene(), Arrivals()
     scene.waits(arrival=1.0)
