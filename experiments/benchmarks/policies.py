@@ -50,6 +50,7 @@ HEAVY: Mapping[str, str] = {
     "andes": "weighs everybody's experience at every step, and exchanges who runs",
     "budget=qoe": "weighs everybody's experience at every step, and exchanges who runs",
     "scorpio": "looks at the objectives of all that wait",
+    "token_throttling_no_threshold": "admits into the last blocks, and so preempts at every step that is tight",
     "order=mlfq": "exchanges who runs: newcomers outrank long answers",
     "admission=early_rejection": "a queue so long is turned away: each time it is a new one of 1,000",
     "admission=load_rejection": "a queue so long is turned away: each time it is a new one of 1,000",
