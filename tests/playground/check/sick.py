@@ -258,6 +258,27 @@ class DoubleUse(Whole):
         healthy().fill(draft)
 
 
+class TurnsAway(Whole):
+    """Rejects what does not fit now, and gives no reason."""
+
+    def fill(self, draft):
+        draft.take_decodes(draft.decoding)
+        for sequence in [*draft.partial, *draft.waiting]:
+            if not draft.take(sequence, sequence.remaining) and sequence.state is State.WAITING:
+                draft.reject(sequence, "")
+
+
+class Rewinds(Whole):
+    """Sets a decode's counter back, so that a token is computed twice."""
+
+    def fill(self, draft):
+        for sequence in draft.decoding:
+            sequence.launched -= 1
+            draft.take(sequence, 2)
+        for sequence in [*draft.partial, *draft.waiting]:
+            draft.take(sequence, sequence.remaining)
+
+
 class Crashes(Whole):
     """Divides by the number of those that wait."""
 
@@ -292,6 +313,8 @@ SICK = {
     "a promise that is not kept": (Promises, "steady"),
     "more tokens than a step may have": (ReachesAround, "limits"),
     "a block used by two": (DoubleUse, "blocks"),
+    "a request turned away without a reason": (TurnsAway, "ends"),
+    "a token computed twice": (Rewinds, "tokens"),
     "an exception": (Crashes, "errors"),
 }
 """By disease: how to make a policy that has it, and the property that must fail."""
