@@ -179,6 +179,9 @@ class Crew:
         finally:  # also where a person is impatient
             self._end()
             self._thread.join(GRACE)
+            # Not where they are lost: this thread might be about to send, to whatever has the line's number by then.
+            for peer in self._peers:
+                peer.steps.close()
 
     # --- in the crew's thread
 
@@ -194,7 +197,6 @@ class Crew:
             self._selector.close()
             for peer in self._peers:
                 peer.gone = True
-                peer.steps.close()
                 peer.lifeline.close()
 
     def _listen(self) -> None:

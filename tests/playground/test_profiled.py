@@ -4,7 +4,7 @@ import csv
 import gzip
 import warnings
 from dataclasses import replace
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -211,11 +211,11 @@ class TestProfiled:
             moe(pooling=2)
 
     def test_start_up_and_look_ups_are_fast(self):
-        begun = perf_counter()
+        begun = process_time()
         cost = Profiled(LLAMA, device("rtxpro6000"))
-        assert perf_counter() - begun < 2
+        assert process_time() - begun < 2
         shape = Shape.of([chunk(100, 400), *decodes(50, 700)])
-        begun = perf_counter()
+        begun = process_time()
         for _ in range(200):
             cost.stage(shape, 0)
-        assert (perf_counter() - begun) / 200 < 300e-6  # 15 us on a quiet machine
+        assert (process_time() - begun) / 200 < 300e-6  # 15 us on a quiet machine

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from subprocess import TimeoutExpired
 
 from engine.parallel.supervise import Hire, Peer
 from engine.parallel.worker import Lines, Seat, make_backend, serve, settle_in
@@ -19,16 +21,34 @@ SERVER.set_forkserver_preload(["engine.load", "engine.backend", "engine.parallel
 
 
 def forked(ranks: int) -> Hire:
-    """Workers on this host, which end with their lifelines: nobody kills them."""
+    """Workers on this host."""
     return lambda: [_fork(Seat(rank, rank, ranks)) for rank in range(ranks)]
+
+
+class Forked:
+    """A process as `subprocess` would have it."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self.pid = process.pid
+        self._process = process
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise TimeoutExpired("a worker", timeout or 0.0)
+        return self._process.exitcode
 
 
 def _fork(seat: Seat) -> Peer:
     (steps, their_steps), (lifeline, their_lifeline) = Pipe(), Pipe()
-    SERVER.Process(target=_work, args=(their_steps, their_lifeline, seat), daemon=True).start()
+    process = SERVER.Process(target=_work, args=(their_steps, their_lifeline, seat), daemon=True)
+    process.start()
     their_steps.close()
     their_lifeline.close()
-    return Peer(seat.rank, steps, lifeline)
+    return Peer(seat.rank, steps, lifeline, Forked(process))  # type: ignore[arg-type]
 
 
 def _work(steps: Connection, lifeline: Connection, seat: Seat) -> None:

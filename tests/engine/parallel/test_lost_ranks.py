@@ -20,6 +20,8 @@ from playground.workload.source import OpenLoop
 from policies.budget import Unified
 from policies.composed import Composed
 from tests.engine.parallel.crews import PROMPT, decode, fake, gone, prefill, processes
+from tests.engine.parallel.layouts import Case, crew, made
+from tests.parity.runs import record
 
 SOON = 4.0
 """Seconds within which all must have ended."""
@@ -130,6 +132,27 @@ def test_the_trace_up_to_then_can_be_read(tmp_path):
     assert len(steps["step"]) >= 20
     assert set(steps["group"]) == {0, 1}
     assert max(step for step, group in zip(steps["step"], steps["group"], strict=True) if group == 1) < 30
+
+
+def test_a_rank_in_lockstep_behind_a_stage(tmp_path):
+    """Real ranks: others wait for its experts, and for its tokens, in the middle of their exchanges."""
+    case, shared = Case("vllm_v1", "swap", ahead=2), set(os.listdir("/dev/shm"))
+    with closing(crew("dpa2_pp2_ep2", "qwen3-moe", tmp_path)) as workers:
+        ranks, (turn, asked) = processes(workers.backend), workers.turn(case)
+        launch = turn.launch
+
+        def strike(step):
+            launch(step)
+            if step.id == 12:
+                os.kill(ranks[3].pid, signal.SIGKILL)
+
+        turn.launch = strike
+        said = r"rank 3 \(replica 1, stage 1\) was killed by SIGKILL; it was in step \d+, the last step it"
+        with pytest.raises(StepFailed, match=said):
+            record(tmp_path / "run", made(case), turn, asked)
+        assert all(gone(one.pid) for one in ranks)
+    assert read(tmp_path / "run", "steps").num_rows > 5
+    assert set(os.listdir("/dev/shm")) <= shared
 
 
 DRIVER = """
