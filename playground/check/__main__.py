@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0, 1 if a property failed, 2 for what the user can mend."""
     parser = _parser()
     wanted = parser.parse_intermixed_args(arguments)
+    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # what cannot be imported is told below, in one line
     try:
         if wanted.words[:1] == ["replay"]:
             return _replay(wanted)

@@ -11,7 +11,7 @@ from tests.engine.cuda_host import HostTimeline, load_on_host
 
 CASES = {
     # groups
-    ("policy=foo",): "policy=foo: no such option; choose one of: chunked_prefill",
+    ("policy=foo",): "policy=foo: no such option; choose one of: andes",
     ("policy=chunked_prefil",): "did you mean chunked_prefill?",
     ("policy/victims=larges",): "policy/victims=larges: no such option; did you mean largest?",
     ("policy/victim=largest",): "there is no group policy/victim",

@@ -89,7 +89,7 @@ def test_a_point_that_does_not_compose_leaves_the_others_alone(playground):
 def test_an_option_that_a_group_lacks(playground):
     outcome = playground("-m", *SMALL, "policy=orca,foo")
     assert (outcome.code, outcome.last["jobs"], outcome.last["failed"]) == (2, 1, 1)
-    assert outcome.err.startswith("failed: policy=foo: policy=foo: no such option; choose one of: chunked_prefill")
+    assert outcome.err.startswith("failed: policy=foo: policy=foo: no such option; choose one of: andes")
 
 
 def test_what_stops_several_is_told_once(playground):
