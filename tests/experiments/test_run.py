@@ -165,7 +165,12 @@ def test_cfg_shows_what_would_run(playground):
 def test_help_explains_the_groups(playground):
     outcome = playground("--help")
     assert outcome.code == 0
-    for word in ("policy/victims: cost_aware, largest", "backend     sim (SimPy", "+experiment=quickstart", "kv.blocks=2000"):
+    for word in (
+        "policy/victims: cost_aware, largest",
+        "backend     sim (SimPy",
+        "+experiment=quickstart",
+        "kv.blocks=2000",
+    ):
         assert word in outcome.out
 
 
