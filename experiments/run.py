@@ -36,7 +36,8 @@ from experiments.workers import Terminated
 from playground.loop import serve
 from playground.trace import SCHEMAS, Trace, read
 
-SHOW_ALL = os.environ.get("HYDRA_FULL_ERROR") == "1"
+FULL_ERROR = "HYDRA_FULL_ERROR"
+SHOW_ALL = os.environ.get(FULL_ERROR) == "1"
 TRACES = ("run.json", *(f"{table}.{kind}" for table in SCHEMAS for kind in ("parquet", "arrows")))
 """What only a run leaves."""
 
@@ -306,9 +307,16 @@ def _terminate(*_: object) -> NoReturn:
 
 def _compose_and_run(arguments: list[str]) -> None:
     # Hydra would print and exit by itself; told so, it lets errors through to be explained here.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    before = os.environ.get(FULL_ERROR)
+    os.environ[FULL_ERROR] = "1"
     sys.argv[1:] = arguments
-    _app()
+    try:
+        _app()
+    finally:  # whoever is started by this process later has said nothing of the kind
+        if before is None:
+            del os.environ[FULL_ERROR]
+        else:
+            os.environ[FULL_ERROR] = before
 
 
 def _give_up(error: Exception) -> NoReturn:
