@@ -84,14 +84,17 @@ class NearWays:
 
 def near_ways(circle: Group, far: Ways, device: torch.device, shared: bool) -> NearWays:
     """All ranks of a group at once. `circle`: theirs, over Gloo; `shared`: they may be on one GPU."""
-    rank, size, group = circle
-    return NearWays(Peers(group, rank, size, device, SHARED_CAPACITY if shared else CAPACITY), far, shared)
+    return NearWays(_peers(circle, device, shared), far, shared)
 
 
 def near_team(circle: Group, far: Team, run: Run[Any], device: torch.device, shared: bool) -> NearTeam:
-    """All ranks of a team at once. `circle`: theirs, over Gloo; `shared`: they may be on one GPU."""
+    """The same of a team."""
+    return NearTeam(_peers(circle, device, shared), far, run)
+
+
+def _peers(circle: Group, device: torch.device, shared: bool) -> Peers:
     rank, size, group = circle
-    return NearTeam(Peers(group, rank, size, device, SHARED_CAPACITY if shared else CAPACITY), far, run)
+    return Peers(group, rank, size, device, SHARED_CAPACITY if shared else CAPACITY)
 
 
 def in_reach(devices: Sequence[int]) -> bool:

@@ -42,9 +42,7 @@ def packed(batch: Batch, graphs: Graphs | None, overlap: Overlap, scratch: int) 
     if not batch.nothing_but_decodes and overlap.halves(tokens) and (both := halves(batch, overlap.threshold)):
         return _by_turns(both, scratch)
     graph = None if graphs is None else graphs.shape(batch)
-    shape = graph or least_shape(batch)
-    numbers, sampled = pack(batch, shape, scratch)
-    return Packed(numbers, shape, sampled, (spans(batch, shape),), graph)
+    return _packed_one(batch, graph or least_shape(batch), scratch)._replace(graph=graph)
 
 
 def packed_together(batch: Batch, graphs: Graphs | None, threshold: float, scratch: int, pooled: Passes) -> Packed:

@@ -77,8 +77,6 @@ class Team(Protocol):
 class Exchange(Protocol):
     """Ranks that each have some of the experts, or parts of them, and send one another tokens."""
 
-    held: Tensor
-    """Where each of the model's experts is in this rank's weights, -1: elsewhere; int32."""
     replicas: int
     """With tokens of their own."""
     fixed: bool
@@ -129,7 +127,7 @@ class Part:
     exchange: Exchange | None = None
     """Where tokens travel to their experts; None: all that a token is to meet is in its own team."""
     held: Tensor | None = None
-    """Of the model's experts in this rank's weights, see `Exchange`; None: all of them, or parts of all."""
+    """Where each of the model's experts is in this rank's weights (int32), -1: elsewhere; None: all, in order."""
     before: Neighbour | None = None
     after: Neighbour | None = None
     back: Neighbour | None = None
@@ -448,8 +446,7 @@ def _mlp(weights: LayerWeights, ops: Ops, config: DecoderConfig, part: Part) -> 
 
 
 def _mixture(weights: LayerWeights, experts: ExpertWeights, ops: Ops, config: DecoderConfig, part: Part) -> Half:
-    held = part.exchange.held if part.exchange else part.held
-    mixture = Mixture(experts, weights.gate_up, weights.down, ops, config.routing, held)
+    mixture = Mixture(experts, weights.gate_up, weights.down, ops, config.routing, part.held)
     team, exchange = part.team, part.exchange
 
     def normed(x: Tensor) -> Tensor:

@@ -100,6 +100,7 @@ def join(
         from engine.cuda.team import near_team
 
         team = near_team(_among(layout, place, _teams(layout), "gloo"), team, run, device, share_gpus)
+    held = where(layout.held(place, experts), experts, device) if experts else None
     exchange = _exchange(layout, place, experts, device, run, near, share_gpus) if experts else None
     before, after, back = _neighbours(layout, rank, device, patience, share_gpus)
     return Part(
@@ -108,7 +109,7 @@ def join(
         stages=layout.stages,
         team=team,
         exchange=exchange,
-        held=where(layout.held(place, experts), experts, device) if experts else None,
+        held=held,
         before=before,
         after=after,
         back=back,
@@ -141,7 +142,7 @@ def _exchange(
     to_all = layout.exchange.endswith("all_to_all")
     if not to_all and not layout.lockstep:
         return None
-    held, padded = where(layout.held(place, experts), experts, device), layout.exchange.startswith("padded")
+    padded = layout.exchange.startswith("padded")
     teams = _sharing(layout) if to_all else _alike(layout)
     group, ways = _among(layout, place, teams), None
     if near:
@@ -149,8 +150,8 @@ def _exchange(
 
         ways = near_ways(_among(layout, place, teams, "gloo"), Distributed(group), device, share_gpus)
     if to_all:
-        return AllToAll(group, layout.tp, held, padded, run, ways)
-    return Gathering(group, held, padded, run, ways)
+        return AllToAll(group, layout.tp, experts, padded, run, ways)
+    return Gathering(group, padded, run, ways)
 
 
 def _sharing(layout: Layout) -> list[list[Place]]:

@@ -101,11 +101,9 @@ def where(held: Held, experts: int, device: torch.device) -> Tensor:
 class Gathering:
     """Every rank sees the tokens of all replicas, and adds what its experts, or parts of them, give."""
 
-    def __init__(
-        self, replicas: Group, held: Tensor, padded: bool, run: Run[Any] = at_once, ways: Ways | None = None
-    ) -> None:
+    def __init__(self, replicas: Group, padded: bool, run: Run[Any] = at_once, ways: Ways | None = None) -> None:
         """`replicas`: the ranks with the same tensor-parallel rank and stage; `ways`: better ones."""
-        self.held, self.replicas, self.fixed = held, replicas.size, True
+        self.replicas, self.fixed = replicas.size, True
         self._replicas, self._padded, self._run = replicas, padded, run
         self._ways = ways or Distributed(replicas)
 
@@ -161,16 +159,16 @@ class AllToAll:
         self,
         ranks: Group,
         team: int,
-        held: Tensor,
+        experts: int,
         padded: bool,
         run: Run[Any] = at_once,
         ways: Ways | None = None,
     ) -> None:
         """`ranks`: all that share experts, of which `team` neighbours each have equal tokens; `ways`: better ones."""
         self._ways = ways or Distributed(ranks)
-        self.held, self.replicas, self.fixed = held, ranks.size // team, padded
+        self.replicas, self.fixed = ranks.size // team, padded
         self._ranks, self._team, self._padded, self._run = ranks, team, padded, run
-        self._each = (len(held) - 1) // ranks.size
+        self._each = experts // ranks.size
 
     def of(self, tokens: Sequence[int], beside: bool) -> Trip:
         """As `Gathering.of`."""

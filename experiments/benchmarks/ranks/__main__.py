@@ -32,6 +32,7 @@ import torch
 
 from experiments.benchmarks.gpu.engine.report import Report
 from experiments.benchmarks.gpu.facts import facts
+from experiments.benchmarks.gpu.parts import some_of
 from experiments.benchmarks.ranks.bench import Bench
 from experiments.benchmarks.ranks.capacity import time_capacity
 from experiments.benchmarks.ranks.halves import time_overlap
@@ -83,19 +84,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, default=None, help="folder for ranks.json")
-    parser.add_argument("--parts", type=_parts, default=list(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--parts", type=some_of(PARTS), default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--budget", type=float, default=500.0, help="seconds after which no other part begins")
     parser.add_argument("--commit", default="", help="of this tree, where it lies without its history")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to see that everything runs")
     parser.add_argument("--share-gpus", action="store_true", help="where ranks are more than GPUs")
     return parser
-
-
-def _parts(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in PARTS]:
-        raise argparse.ArgumentTypeError(f"no part {unknown[0]}: choose from {', '.join(PARTS)}")
-    return names
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from threading import Event
 import pytest
 import torch
 
-from engine.config import find_config
 from engine.errors import EngineError
 from engine.load import LONE, load_model
 from engine.models.decoder import WHOLE
@@ -16,8 +15,8 @@ from engine.overlap import Overlap, halved, passes
 from engine.parallel.backend import ParallelBackend
 from engine.parallel.beside import SideThread
 from engine.parallel.config import WorkerConfig
-from engine.parallel.exchange import in_line, where
-from engine.parallel.layout import Held, Layout
+from engine.parallel.exchange import in_line
+from engine.parallel.layout import Layout
 from engine.tiny import tiny
 from playground.core import Slice
 from playground.sim.cost import Shape
@@ -117,9 +116,8 @@ class Alone:
 
     rank, size, replicas = 0, 1, 1
 
-    def __init__(self, experts=0):
+    def __init__(self):
         self.noted = []
-        self.held = where(Held(range(experts)), experts, torch.device("cpu"))
 
     def add_sum(self, partial, x):
         self.noted.append(("begin", len(x)))
@@ -172,7 +170,7 @@ def test_sums_are_under_way_while_something_else_is_computed(overlap, sums):
     ids=["single_batch", "too few", "none", "two_batch"],
 )
 def test_tokens_travel_beside_what_is_computed_if_they_are_enough(overlap, trips):
-    exchange = Alone(find_config(tiny("qwen2-moe")).shape.experts.count)
+    exchange = Alone()
     share = replace(LONE, part=replace(WHOLE, exchange=exchange, overlap=overlap))
     found = computed(load_model(tiny("qwen2-moe"), share=share), STEPS[:1], 0, overlap)
     assert exchange.noted == trips

@@ -18,6 +18,7 @@ from experiments.benchmarks.gpu.engine.steps import time_decode, time_mixed, tim
 from experiments.benchmarks.gpu.engine.subject import Subject
 from experiments.benchmarks.gpu.engine.swap import time_swap
 from experiments.benchmarks.gpu.facts import facts
+from experiments.benchmarks.gpu.parts import some_of
 
 MODEL = "qwen3-8b"
 
@@ -53,14 +54,7 @@ def main(method: str) -> int:
 def _parser(method: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=method, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=None, help="folder for gpu_engine.json")
-    parser.add_argument("--only", type=_parts, default=USUAL, help=", ".join(PARTS))
+    parser.add_argument("--only", type=some_of(PARTS), default=USUAL, help=", ".join(PARTS))
     parser.add_argument("--budget", type=float, default=360.0, help="seconds after which no other part begins")
     parser.add_argument("--commit", default="", help="of this tree, where it lies without its history")
     return parser
-
-
-def _parts(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in PARTS]:
-        raise argparse.ArgumentTypeError(f"no part {unknown[0]}: choose from {', '.join(PARTS)}")
-    return names
