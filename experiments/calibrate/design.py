@@ -1,0 +1,230 @@
+"""Which steps are timed so that a cost model can tell all others: the design of a calibration.
+
+Every cost is varied where it stands alone: rows and contexts of decodes, lengths and histories of chunks, how many
+chunks there are and how many of them sample, unlike contexts, small steps that graphs pad. Then come random mixtures,
+which nothing is fitted to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from random import Random
+from typing import NamedTuple
+
+from playground.core import Spec
+from playground.graphs import CHUNKS, PREFILL_SIZES, decode_sizes, mixed_sizes
+
+LEAST_CONTEXT = 15
+"""Tokens before a decode that is to read next to nothing: with its own, one block."""
+ROWS = (1, 4, 16, 32, 64, 128, 192, 256, 512)
+CONTEXTS = (255, 1023, 2047, 4095, 8191, 16383, 32767)
+HISTORIES = (1024, 4096, 8192, 16384, 30720)
+CHUNK_LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
+PROMPTS = (
+    2,
+    8,
+    16,
+    32,
+    64,
+    128,
+    192,
+    256,
+    384,
+    512,
+    640,
+    768,
+    1024,
+    1280,
+    1536,
+    2048,
+    3072,
+    4096,
+    6144,
+    8192,
+    12288,
+    16384,
+)
+MANY_CHUNKS = (
+    (17, 2),
+    (32, 4),
+    (64, 4),
+    (128, 2),
+    (4, 256),
+    (16, 64),
+    (16, 32),
+    (32, 32),
+    (64, 32),
+    (64, 128),
+    (16, 256),
+)
+COPIES = (1, 8, 64, 256, 1024)
+MOST_TOKENS = 1 << 18
+"""Of all contexts of a step: beyond, attention takes as long a token as it does there."""
+RANDOM = 96
+"""Steps that are held out."""
+MOST_NAMED = 4
+"""Groups that a name spells out."""
+
+
+class Group(NamedTuple):
+    """So many equal slices; `samples`: the next token of each is wanted."""
+
+    count: int
+    start: int
+    length: int
+    samples: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One step to time: slices, or blocks to copy to the host and back."""
+
+    family: str
+    groups: tuple[Group, ...] = ()
+    copied_blocks: int = 0
+
+    @property
+    def name(self) -> str:
+        """Unlike that of any other step of a design."""
+        if len(self.groups) > MOST_NAMED:
+            return f"{self.family} {sha256(repr(self.groups).encode()).hexdigest()[:12]}"
+        parts = [f"{g.count}x{g.start}+{g.length}{'' if g.samples else '-'}" for g in self.groups]
+        return " ".join([self.family, *parts, *([f"{self.copied_blocks}b"] if self.copied_blocks else [])])
+
+    @property
+    def tokens(self) -> int:
+        return sum(group.count * group.length for group in self.groups)
+
+    @property
+    def sequences(self) -> int:
+        return sum(group.count for group in self.groups)
+
+    def blocks(self, block_size: int) -> int:
+        """That its sequences hold."""
+        return sum(group.count * -(-(group.start + group.length) // block_size) for group in self.groups)
+
+
+def decodes(count: int, start: int) -> Group:
+    return Group(count, start, 1)
+
+
+def design(spec: Spec, graphs: bool, seed: int = 0, most_context: int = CONTEXTS[-1] + 1) -> list[Probe]:
+    """All steps of a calibration that this backend can do, most of them of `most_context` tokens a sequence at most."""
+    probes = [*_decodes(spec, graphs), *_contexts(spec), *_uneven(spec), *_prompts(spec)]
+    probes += [*_histories(spec), *_chunks(spec), *_beside(spec, graphs), *_copies(spec)]
+    probes += [*_random(spec, Random(seed), most_context)]
+    return list({probe.name: probe for probe in probes if _possible(probe, spec, most_context)}.values())
+
+
+def _possible(probe: Probe, spec: Spec, most_context: int) -> bool:
+    longest = max((group.start + group.length for group in probe.groups), default=0)
+    return (
+        probe.tokens <= spec.max_tokens
+        and probe.sequences <= spec.max_seqs
+        and longest <= min(spec.max_length - 1, most_context)
+        and probe.blocks(spec.block_size) <= min(spec.blocks, MOST_TOKENS // spec.block_size)
+    )
+
+
+def _decodes(spec: Spec, graphs: bool) -> Iterator[Probe]:
+    sizes = decode_sizes(spec.max_seqs)
+    for rows in sizes if graphs else [size for size in (*ROWS, spec.max_seqs) if size <= spec.max_seqs]:
+        yield Probe("decode", (decodes(rows, LEAST_CONTEXT),))
+
+
+def _contexts(spec: Spec) -> Iterator[Probe]:
+    for rows in dict.fromkeys([size for size in (*ROWS, spec.max_seqs) if size <= spec.max_seqs]):
+        for context in CONTEXTS:
+            yield Probe("context", (decodes(rows, context),))
+
+
+def _uneven(spec: Spec) -> Iterator[Probe]:
+    """One long context among short ones: a kernel may have to wait for it."""
+    for rows in (8, 32, 128):
+        for context in (4095, 16383, 32767):
+            yield Probe("uneven", (decodes(1, context), decodes(rows - 1, 255)))
+
+
+def _prompts(spec: Spec) -> Iterator[Probe]:
+    for length in dict.fromkeys((*PROMPTS, spec.max_tokens)):
+        yield Probe("prompt", (Group(1, 0, length),))
+
+
+def _histories(spec: Spec) -> Iterator[Probe]:
+    for length in CHUNK_LENGTHS:
+        for history in HISTORIES:
+            yield Probe("history", (Group(1, history, length),))
+
+
+def _chunks(spec: Spec) -> Iterator[Probe]:
+    for count, length in MANY_CHUNKS:
+        yield Probe("chunks", (Group(count, 0, length),))
+        yield Probe("chunks", (Group(count, 0, length, False),))
+    for count, length in ((4, 256), (16, 64), (8, 512)):
+        yield Probe("chunks", (Group(count, 2048, length),))
+
+
+def _beside(spec: Spec, graphs: bool) -> Iterator[Probe]:
+    """Decodes beside chunks: every size of a graph, and larger ones."""
+    for rows in mixed_sizes(spec.max_seqs):
+        for size in PREFILL_SIZES if graphs else ():
+            yield Probe("mixed", (decodes(min(rows, spec.max_seqs - 1), LEAST_CONTEXT), Group(1, 0, size - 1)))
+    for rows in (16, 64, 128, min(256, spec.max_seqs) - 1):
+        for context in (511, 2047):
+            for length, history in (
+                (63, 0),
+                (255, 0),
+                (511, 0),
+                (255, 2048),
+                (1024, 0),
+                (2048, 0),
+                (1024, 4096),
+                (4096, 0),
+            ):
+                yield Probe("mixed", (decodes(rows, context), Group(1, history, length)))
+    for rows in (32, 128):
+        yield Probe("mixed", (decodes(rows, 511), Group(CHUNKS, 0, 32)))
+        yield Probe("mixed", (decodes(rows, 511), Group(8, 0, 256)))
+        yield Probe("mixed", (decodes(rows, 511), Group(2 * CHUNKS, 0, 32)))
+
+
+def _copies(spec: Spec) -> Iterator[Probe]:
+    for blocks in COPIES:
+        if blocks <= min(spec.host_blocks, spec.blocks):
+            yield Probe("copy", copied_blocks=blocks)
+
+
+def _random(spec: Spec, random: Random, most_context: int) -> Iterator[Probe]:
+    """Mixtures as servers have them: many decodes of unlike contexts, a few chunks of any length and history."""
+    most = min(most_context, spec.max_length) - 1
+    for _ in range(RANDOM):
+        rows, chunks = random.choice((0, by_magnitude(random, 1, spec.max_seqs))), random.choice((0, 1, 1, 2, 4))
+        chunks = chunks if rows else max(chunks, 1)
+        rows = min(rows, spec.max_seqs - chunks)
+        typical = by_magnitude(random, 32, most // 4)
+        groups = [decodes(1, min(by_magnitude(random, typical // 4 + 1, typical * 4), most)) for _ in range(rows)]
+        left = spec.max_tokens - rows
+        for _ in range(chunks):
+            length = min(by_magnitude(random, 16, min(4096, most)), left)
+            if length >= 2:
+                groups.append(Group(1, random.choice((0, 0, by_magnitude(random, 16, most - length or 1))), length))
+                left -= length
+        yield Probe("random", _fitting(groups, spec))
+
+
+def _fitting(groups: Sequence[Group], spec: Spec) -> tuple[Group, ...]:
+    """As many as the pool holds."""
+    chosen, left = [], min(spec.blocks, MOST_TOKENS // spec.block_size)
+    for group in groups:
+        left -= -(-(group.start + group.length) // spec.block_size)
+        if left < 0:
+            break
+        chosen.append(group)
+    return tuple(chosen)
+
+
+def by_magnitude(random: Random, low: int, high: int) -> int:
+    """Evenly by order of magnitude."""
+    return round(low * (max(high, low) / low) ** random.random())

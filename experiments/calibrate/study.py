@@ -1,0 +1,120 @@
+"""`+experiment=calibrate`: times a backend's steps and writes the cost models that say the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from experiments import provenance, settings
+from experiments.build import Parts, build, scheduler
+from experiments.calibrate import clocks, serving
+from experiments.calibrate.design import Probe, design
+from experiments.calibrate.measure import measure
+from experiments.progress import meter
+from experiments.settings import SettingError, Settings
+from experiments.study import Composer
+
+FACTS = "calibration.json"
+CLOCKS = "clocks.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrate:
+    """Times every step of a design `passes` times, then serves requests with each of `policies`.
+
+    Contexts reach up to `most_context` tokens. The same run_dir again goes on where a calibration was interrupted.
+    """
+
+    policies: Sequence[str] = ("chunked_prefill", "vllm_v1")
+    passes: int = 5
+    most_context: int = 32768
+
+    def __post_init__(self) -> None:
+        for name in ("passes", "most_context"):
+            if (value := getattr(self, name)) < 1:
+                raise SettingError(f"study.{name}={value} must be at least 1")
+
+    def run(self, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
+        composer = Composer(folder, overrides)
+        self.take(folder, composer)
+        return {"run_dir": str(folder)}
+
+    def take(self, folder: Path, composer: Composer) -> None:
+        """Everything that needs the device."""
+        config = composer.config("")
+        wanted = settings.read(config)
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = build(wanted)
+        try:
+            probes = design(parts.backend.spec, _graphs(wanted), wanted.seed, self.most_context)
+            self._describe(folder, config, wanted, parts, probes)
+            cuda = str(wanted.backend.get("device", "")).startswith("cuda")
+            with clocks.recorded(folder / CLOCKS, cuda):
+                with meter("calibrating") as shown:
+                    measure(parts.backend, probes, self.passes, folder, wanted.seed, shown)
+                for policy in self.policies:
+                    self._serve(folder / "served" / policy, composer, policy, parts)
+        finally:
+            parts.backend.close()
+
+    def _describe(
+        self, folder: Path, config: DictConfig, wanted: Settings, parts: Parts, probes: Sequence[Probe]
+    ) -> None:
+        """What was measured where; that of an interrupted calibration must be the same."""
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+        probed = {probe.name: [probe.copied_blocks, *map(list, probe.groups)] for probe in probes}
+        described = {
+            "spec": asdict(parts.backend.spec),
+            "graphs": _graphs(wanted),
+            "most_context": self.most_context,
+            "seed": wanted.seed,
+            "probes": probed,
+        }
+        described = json.loads(json.dumps(described))
+        file = folder / FACTS
+        if file.is_file():
+            before = json.loads(file.read_text(encoding="utf-8"))
+            if changed := [name for name in described if before.get(name) != described[name]]:
+                raise SettingError(
+                    f"run_dir={folder} holds a calibration with other settings ({', '.join(changed)}): give the same "
+                    "ones to go on with it, or another run_dir"
+                )
+            return
+        facts = provenance.facts() | {"device": parts.device, "cuda": _gpu()}
+        provenance.write(file, facts | described)
+
+    def _serve(self, folder: Path, composer: Composer, policy: str, parts: Parts) -> None:
+        """With a policy of its own, on the backend that is there."""
+        if (folder / "config.yaml").is_file():  # written last
+            return
+        config = composer.config("served", f"policy={policy}")
+        wanted = settings.read(config)
+        rmtree(folder, ignore_errors=True)
+        serving.log(parts.backend, scheduler(wanted, parts.backend.spec), wanted.seed, folder)
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+
+
+def _graphs(wanted: Settings) -> bool:
+    """Whether small steps are captured graphs, padded to the sizes of `playground.graphs`."""
+    backend = wanted.backend
+    return str(backend.get("device", "")).startswith("cuda") and backend.get("cuda_graphs") is not False
+
+
+def _gpu() -> dict[str, Any] | None:
+    """Of the first one that is visible to torch, if it was loaded."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return {
+        "name": torch.cuda.get_device_name(),
+        "memory_bytes": torch.cuda.get_device_properties(0).total_memory,
+        "cuda": torch.version.cuda,
+    }
