@@ -1,1 +1,1 @@
-"""Measuring a backend's steps on purpose: a designed set of shapes, timed one by one, and what cost models make of it."""
+"""A designed set of steps, timed on any backend, and the cost models that say the same."""

@@ -62,8 +62,10 @@ MANY_CHUNKS = (
 COPIES = (1, 8, 64, 256, 1024)
 MOST_TOKENS = 1 << 18
 """Of all contexts of a step: beyond, attention takes as long a token as it does there."""
-RANDOM = 96
+RANDOM = 72
 """Steps that are held out."""
+REPEATS = 4
+"""Of steps with decodes: the first one finds a device that has waited and tells nothing."""
 MOST_NAMED = 4
 """Groups that a name spells out."""
 
@@ -101,9 +103,18 @@ class Probe:
     def sequences(self) -> int:
         return sum(group.count for group in self.groups)
 
+    @property
+    def repeats(self) -> int:
+        """How often it is done in a row, its decodes going on: a device that had to wait is slower."""
+        return REPEATS if any(group.length == 1 for group in self.groups) else 1
+
     def blocks(self, block_size: int) -> int:
-        """That its sequences hold."""
-        return sum(group.count * -(-(group.start + group.length) // block_size) for group in self.groups)
+        """That its sequences hold in the end."""
+        return sum(group.count * -(-self.end(group) // block_size) for group in self.groups)
+
+    def end(self, group: Group) -> int:
+        """Tokens of each of a group's sequences in the end."""
+        return group.start + group.length + (self.repeats - 1) * (group.length == 1)
 
 
 def decodes(count: int, start: int) -> Group:
@@ -118,8 +129,29 @@ def design(spec: Spec, graphs: bool, seed: int = 0, most_context: int = CONTEXTS
     return list({probe.name: probe for probe in probes if _possible(probe, spec, most_context)}.values())
 
 
+class Ramp(NamedTuple):
+    """Probes one after another, begun on a device that has rested: what heat and clocks make of them."""
+
+    name: str
+    probes: tuple[Probe, ...]
+
+
+def ramps(spec: Spec, most_context: int = CONTEXTS[-1] + 1) -> list[Ramp]:
+    """Prompts without a pause, prompts among decodes, and small chunks beside decodes."""
+    rows = min(64, spec.max_seqs - 1)
+    prompt = Probe("ramp", (Group(1, 0, min(2048, spec.max_tokens, spec.max_length - 1)),))
+    reading = Probe("ramp", (decodes(rows, 511),))
+    beside = Probe("ramp", (decodes(rows, 511), Group(1, 0, 447)))
+    found = [
+        Ramp("prompts", (prompt,) * 48),
+        Ramp("turns", ((prompt,) + (reading,) * 3) * 12),
+        Ramp("chunks", (beside,) * 40),
+    ]
+    return [ramp for ramp in found if all(_possible(probe, spec, most_context) for probe in ramp.probes)]
+
+
 def _possible(probe: Probe, spec: Spec, most_context: int) -> bool:
-    longest = max((group.start + group.length for group in probe.groups), default=0)
+    longest = max(map(probe.end, probe.groups), default=0)
     return (
         probe.tokens <= spec.max_tokens
         and probe.sequences <= spec.max_seqs

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import provenance, settings
 from experiments.build import Parts, build, scheduler
 from experiments.calibrate import clocks, serving
-from experiments.calibrate.design import Probe, design
+from experiments.calibrate.design import Probe, Ramp, design, ramps
 from experiments.calibrate.measure import measure
 from experiments.progress import meter
 from experiments.settings import SettingError, Settings
@@ -26,13 +26,14 @@ CLOCKS = "clocks.csv"
 
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """Times every step of a design `passes` times, then serves requests with each of `policies`.
+    """Times every step of a design `passes` times, then serves requests with each of `policies` (overrides may follow a
+    policy's name). Nothing is fitted to the last one's steps: they tell the error.
 
     Contexts reach up to `most_context` tokens. The same run_dir again goes on where a calibration was interrupted.
     """
 
-    policies: Sequence[str] = ("chunked_prefill", "vllm_v1")
-    passes: int = 5
+    policies: Sequence[str] = ("vllm_v1", "chunked_prefill policy.budget.tokens=512", "vllm_v0")
+    passes: int = 3
     most_context: int = 32768
 
     def __post_init__(self) -> None:
@@ -53,28 +54,36 @@ class Calibrate:
         parts = build(wanted)
         try:
             probes = design(parts.backend.spec, _graphs(wanted), wanted.seed, self.most_context)
-            self._describe(folder, config, wanted, parts, probes)
+            rising = ramps(parts.backend.spec, self.most_context)
+            self._describe(folder, config, wanted, parts, probes, rising)
             cuda = str(wanted.backend.get("device", "")).startswith("cuda")
             with clocks.recorded(folder / CLOCKS, cuda):
                 with meter("calibrating") as shown:
-                    measure(parts.backend, probes, self.passes, folder, wanted.seed, shown)
+                    measure(parts.backend, probes, rising, self.passes, folder, wanted.seed, shown)
                 for policy in self.policies:
-                    self._serve(folder / "served" / policy, composer, policy, parts)
+                    self._serve(folder / "served" / _plain(policy), composer, policy, parts)
         finally:
             parts.backend.close()
 
     def _describe(
-        self, folder: Path, config: DictConfig, wanted: Settings, parts: Parts, probes: Sequence[Probe]
+        self,
+        folder: Path,
+        config: DictConfig,
+        wanted: Settings,
+        parts: Parts,
+        probes: Sequence[Probe],
+        rising: Sequence[Ramp],
     ) -> None:
         """What was measured where; that of an interrupted calibration must be the same."""
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
-        probed = {probe.name: [probe.copied_blocks, *map(list, probe.groups)] for probe in probes}
+        probed = {probe.name: _told(probe) for probe in probes}
         described = {
             "spec": asdict(parts.backend.spec),
             "graphs": _graphs(wanted),
             "most_context": self.most_context,
             "seed": wanted.seed,
             "probes": probed,
+            "ramps": {ramp.name: [_told(probe) for probe in ramp.probes] for ramp in rising},
         }
         described = json.loads(json.dumps(described))
         file = folder / FACTS
@@ -93,11 +102,20 @@ class Calibrate:
         """With a policy of its own, on the backend that is there."""
         if (folder / "config.yaml").is_file():  # written last
             return
-        config = composer.config("served", f"policy={policy}")
+        config = composer.config("served", *f"policy={policy}".split())
         wanted = settings.read(config)
         rmtree(folder, ignore_errors=True)
         serving.log(parts.backend, scheduler(wanted, parts.backend.spec), wanted.seed, folder)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+
+
+def _plain(policy: str) -> str:
+    """A folder's name."""
+    return policy.replace(" ", "_").replace("/", "_")
+
+
+def _told(probe: Probe) -> dict[str, Any]:
+    return {"family": probe.family, "groups": list(map(list, probe.groups)), "copied_blocks": probe.copied_blocks}
 
 
 def _graphs(wanted: Settings) -> bool:

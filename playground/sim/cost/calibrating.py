@@ -1,0 +1,366 @@
+"""From timed steps to a profile: tables where steps were timed alone, least squares where they only come together."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from playground.graphs import CHUNKS
+from playground.sim.cost.fitted import Array, Error, kind
+from playground.sim.cost.fitting import nnls
+from playground.sim.cost.profile import Decodes, Launch, Line, Prompts, Stage, Throttle
+from playground.sim.cost.shape import Shape
+from playground.sim.cost.surface import LEAST_KEYS, Reading, Surface, longest, reading, step_bucket, tiles
+from playground.sim.cost.throttle import Heat
+
+KNOTS = (2, 8, 16, 32, 64, 88, 152, 280, 400, 536, 784, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+"""Tokens between which the kernels' time is taken to grow evenly; those beyond what was timed are left out."""
+HEADS = (1, 16, 64, 256, 1024)
+ROUNDS = 6
+"""Of finding out which attention is bound by its longest path, and which steps by their launching."""
+FLOOR = 1.15
+"""A step launched kernel by kernel tells of kernels only if it takes so many times as long as launching does."""
+SECONDS, ONSETS, SLOPES = (0.1, 0.3, 1.0, 3.0), (0.0, 0.2, 0.4, 0.6), (0.0, 0.1, 0.2, 0.3, 0.45, 0.6)
+"""Of throttling, as tried."""
+DRAWS = 200
+
+
+class Seen(NamedTuple):
+    """One step as it was timed."""
+
+    source: str
+    """A probe's family, or what was served."""
+    name: str
+    """Of its probe: repetitions share it."""
+    at: float
+    """When it began, in seconds on one clock for all that has a `session` in common."""
+    shape: Shape
+    seconds: tuple[float, ...]
+    """On each stage."""
+    products: tuple[float, ...]
+    """On each stage, seconds that products alone would take by the sheet."""
+    session: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What steps on the device take."""
+
+    stages: list[Stage]
+    throttle: Throttle
+    held_out: dict[str, Error]
+
+
+PROBED = ("prompt", "history", "chunks", "mixed", "ramp")
+"""Families that the costs of prompts are fitted to, beside what was served."""
+
+
+def fit(seen: Sequence[Seen], graph_rows: int, held_out: Callable[[Seen], bool]) -> Fitted:
+    """Tables of every stage, and the throttling that explains most. `ValueError`, in one line, if steps are lacking."""
+    _check(seen)
+    training = [step for step in seen if not held_out(step)]
+    throttle = _throttle(training, graph_rows)
+    stages = _stages(training, graph_rows, throttle)
+    test = [step for step in seen if held_out(step)]
+    return Fitted(stages, throttle, errors(test, seen, stages, throttle, graph_rows))
+
+
+def _check(seen: Sequence[Seen]) -> None:
+    for family in ("decode", "context", "prompt"):
+        if not any(step.source == family for step in seen):
+            raise ValueError(f"no step of the family {family} was timed: calibrate with larger limits or kv.blocks")
+
+
+# --- throttling
+
+
+def factors(seen: Sequence[Seen], throttle: Throttle, stage: int) -> list[float]:
+    """By how much each step was slowed down. Steps of a session must be in order of time."""
+    found, heats = [], {}
+    for step in seen:
+        heat = heats.setdefault(step.session, Heat(throttle))
+        share = min(step.products[stage] / step.seconds[stage], 1.0) if step.shape.chunks else 0.0
+        found.append(heat.factor(step.at, share))
+        if share:
+            heat.spent(step.at, step.seconds[stage], share)
+    return found
+
+
+def _throttle(training: Sequence[Seen], graph_rows: int) -> Throttle:
+    """Of the first stage. None unless it explains a tenth of the error: most devices never get there."""
+    tried = [Throttle(s, o, k) for s in SECONDS for o in ONSETS for k in SLOPES if k]
+    plain = _misfit(training, graph_rows, Throttle())
+    best, least = Throttle(), 0.9 * plain
+    for throttle in tried:
+        if (error := _misfit(training, graph_rows, throttle)) < least:
+            best, least = throttle, error
+    return best
+
+
+def _misfit(training: Sequence[Seen], graph_rows: int, throttle: Throttle) -> float:
+    """Median of |predicted / measured - 1| of steps with prompts on the first stage, each sample by itself."""
+    slowed = factors(training, throttle, 0)
+    surface = Surface(_stage(training, slowed, graph_rows, 0), graph_rows)
+    pairs = [(step, factor) for step, factor in zip(training, slowed, strict=True) if step.shape.chunks]
+    off = [abs(surface.seconds(step.shape) * factor / step.seconds[0] - 1) for step, factor in pairs]
+    return float(np.mean(np.minimum(off, 0.3)))
+
+
+# --- tables
+
+
+def _stages(training: Sequence[Seen], graph_rows: int, throttle: Throttle) -> list[Stage]:
+    count = len(training[0].seconds)
+    return [_stage(training, factors(training, throttle, stage), graph_rows, stage) for stage in range(count)]
+
+
+class _Point(NamedTuple):
+    """A probe, or one step that was served, as it is without throttling."""
+
+    source: str
+    shape: Shape
+    seconds: float
+
+
+def _stage(training: Sequence[Seen], slowed: Sequence[float], graph_rows: int, stage: int) -> Stage:
+    points = _points(training, slowed, stage)
+    decodes = _decodes(points)
+    launch = _launch(points, graph_rows)
+    return Stage(decodes, _prompts(points, decodes, launch, graph_rows), launch)
+
+
+def _points(training: Sequence[Seen], slowed: Sequence[float], stage: int) -> list[_Point]:
+    """Repetitions of a probe as their median."""
+    by_name: dict[tuple[str, str], list[float]] = {}
+    shapes: dict[tuple[str, str], Shape] = {}
+    for step, factor in zip(training, slowed, strict=True):
+        key = step.source, step.name
+        by_name.setdefault(key, []).append(step.seconds[stage] / factor)
+        shapes[key] = step.shape
+    return [_Point(key[0], shapes[key], median(times)) for key, times in by_name.items()]
+
+
+def _decodes(points: Sequence[_Point]) -> Decodes:
+    alone = sorted((p.shape.decodes, p.seconds) for p in points if p.source == "decode")
+    rows, seconds = [row for row, _ in alone], [time for _, time in alone]
+    table: dict[int, list[list[float]]] = {}
+    for point in points:
+        if point.source == "context":
+            count = point.shape.decodes
+            more = max(point.seconds - float(np.interp(count, rows, seconds)), 0.0)
+            table.setdefault(count, [[LEAST_KEYS, 0.0]]).append([point.shape.decode_context / count, more])
+    counts = sorted(table)
+    found = Decodes(rows, seconds, counts, [_rising(table[count]) for count in counts], 0.0)
+    return replace(found, longest=_longest(points, found))
+
+
+def _rising(points: Iterable[list[float]]) -> list[list[float]]:
+    """More keys never take less: what noise says otherwise is levelled."""
+    ordered = sorted(points)
+    highest = np.maximum.accumulate([seconds for _, seconds in ordered]).tolist()
+    return [[keys, seconds] for (keys, _), seconds in zip(ordered, highest, strict=True)]
+
+
+def _longest(points: Sequence[_Point], decodes: Decodes) -> float:
+    """Least squares over batches with one long context."""
+    table: Reading = reading(decodes)
+    beyond, more = [], []
+    for point in points:
+        if point.source == "uneven":
+            shape = point.shape
+            mean = shape.decode_context / shape.decodes
+            beyond.append(shape.decode_longest - mean)
+            alone = float(np.interp(shape.decodes, decodes.rows, decodes.seconds))
+            more.append(point.seconds - alone - table.at(shape.decodes, mean))
+    if not beyond:
+        return 0.0
+    return max(float(np.dot(beyond, more) / np.dot(beyond, beyond)), 0.0)
+
+
+def _launch(points: Sequence[_Point], graph_rows: int) -> Launch:
+    """The floor of steps that no graph takes: what tiny ones take; of those served where there are any so short."""
+    if not graph_rows:
+        return Launch()
+    eager = [p for p in points if step_bucket(p.shape, graph_rows) is None and p.shape.chunks]
+    tiny = [p.seconds for p in eager if p.source == "chunks" and p.shape.tokens <= 256]
+    if not tiny:
+        return Launch()
+    floor = median(tiny)
+    bound = [p for p in eager if p.source not in (*PROBED, "random") and p.seconds < 1.4 * floor]
+    if len(bound) < 16:
+        return Launch(floor)
+    design = np.asarray([(1.0, p.shape.sequences) for p in bound])
+    times = np.asarray([p.seconds for p in bound])
+    for _ in range(ROUNDS):  # steps that the kernels prolong, or the machine, are not the floor's
+        base, sequence = nnls(design, times)
+        keep = times <= 1.1 * (design @ (base, sequence))
+        if keep.all() or keep.sum() < 8:
+            break
+        design, times = design[keep], times[keep]
+    return Launch(float(base), float(sequence))
+
+
+def _prompts(points: Sequence[_Point], decodes: Decodes, launch: Launch, graph_rows: int) -> Prompts:
+    """Not negative least squares of relative errors, over all steps with chunks that their kernels bound."""
+    bare = Stage(decodes, Prompts([1], [0.0], 0.0, 0.0, 0.0, 0.0, 0.0, [[0.0, 0.0]], []), launch)
+    surface = Surface(bare, graph_rows)
+    wanted = [p for p in points if p.shape.chunks and p.source != "random"]
+    buckets = [step_bucket(p.shape, graph_rows) for p in wanted]
+    bound = [
+        bucket is not None or not graph_rows or p.seconds > FLOOR * surface.launch(p.shape)
+        for p, bucket in zip(wanted, buckets, strict=True)
+    ]
+    used = [(p, bucket) for p, bucket, keep in zip(wanted, buckets, bound, strict=True) if keep]
+    if not used:
+        raise ValueError("no step with prompts takes longer than launching it: raise limits.max_tokens")
+    sizes = [(p.shape.tokens, p.shape.sampled) if b is None else (sum(b), b.rows + CHUNKS) for p, b in used]
+    tokens = _knots(KNOTS, [size for size, _ in sizes])
+    heads = _knots(HEADS, [max(sampled, 1) for _, sampled in sizes])
+    fixed = np.asarray(
+        [
+            [
+                *_hats(size, tokens),
+                *_hats(sampled, heads, 0.0),
+                p.shape.prefill_context,
+                len(p.shape.chunks),
+                p.shape.decodes,
+            ]
+            for (p, _), (size, sampled) in zip(used, sizes, strict=True)
+        ]
+    )
+    target = np.asarray([p.seconds - surface.contexts(p.shape) for p, _ in used])
+    weights = _weights([p for p, _ in used])
+    work = np.asarray([tiles(p.shape) for p, _ in used])
+    path = np.asarray([float(longest(p.shape)) for p, _ in used])
+    by_path = np.zeros(len(used), bool)
+    for _ in range(ROUNDS):
+        design = np.column_stack([fixed, np.where(by_path, 0.0, work), np.where(by_path, path, 0.0)])
+        found = nnls(design * weights[:, None], target * weights)
+        a, b = found[-2:]
+        changed = (b or _steepest(target, fixed @ found[:-2], path)) * path > a * work
+        if (changed == by_path).all():
+            break
+        by_path = changed
+    seconds, head = found[: len(tokens)], found[len(tokens) : len(tokens) + len(heads)]
+    keys, chunk, row = found[len(tokens) + len(heads) : -2]
+    plain = Prompts(
+        [*tokens],
+        seconds.tolist(),
+        float(a),
+        float(b),
+        float(keys),
+        float(chunk),
+        float(row),
+        [[0.0, 0.0], *[[float(n), float(s)] for n, s in zip(heads, head, strict=True)]],
+        [],
+    )
+    return replace(plain, padded=_padded(used, replace(bare, prompts=plain), graph_rows))
+
+
+def _steepest(target: Array, rest: Array, path: Array) -> float:
+    """A first guess of seconds a key on the longest path: what short chunks with long histories leave unexplained."""
+    left = (target - rest) / np.maximum(path, 1.0)
+    return float(np.percentile(left, 90))
+
+
+def _weights(points: Sequence[_Point]) -> Array:
+    """Relative errors; of what was served each step counts less, for there are many."""
+    served = sum(p.source not in PROBED for p in points)
+    probed = len(points) - served
+    share = min(1.0, (probed / served) ** 0.5) if served and probed else 1.0
+    return np.asarray([(1.0 if p.source in PROBED else share) / p.seconds for p in points])
+
+
+def _knots(knots: Sequence[int], values: Sequence[int]) -> list[int]:
+    """Those that some value lies near; the ends are the least and the largest value."""
+    low, high = min(values), max(values)
+    inside = [knot for knot in knots if low < knot < high]
+    chosen = [low]
+    for knot, following in zip(inside, [*inside[1:], high], strict=True):
+        middle = (chosen[-1] + knot) / 2
+        if any(middle <= value <= (knot + following) / 2 for value in values):
+            chosen.append(knot)
+    return [*chosen, high] if high > low else chosen
+
+
+def _hats(value: float, knots: Sequence[int], before: float | None = None) -> Array:
+    """Weights of the knots about a value; `before`: where the first one's falls to nothing, if anywhere."""
+    weights = np.zeros(len(knots))
+    high = min(bisect_left(knots, value), len(knots) - 1)
+    if value <= knots[0]:
+        weights[0] = 1.0 if before is None else max(value - before, 0.0) / (knots[0] - before)
+    elif high == 0:
+        weights[0] = 1.0
+    else:
+        share = min((value - knots[high - 1]) / (knots[high] - knots[high - 1]), 1.0)
+        weights[high - 1], weights[high] = 1 - share, share
+    return weights
+
+
+def _padded(used: Sequence[tuple[_Point, Any]], stage: Stage, graph_rows: int) -> list[list[float]]:
+    """Of each graph of decodes and prompts, what its steps take beyond all that on the median."""
+    surface = Surface(stage, graph_rows)
+    left: dict[tuple[int, int], list[float]] = {}
+    for point, found in used:
+        if found is not None:
+            left.setdefault(tuple(found), []).append(point.seconds - surface.seconds(point.shape))
+    return [[float(rows), float(tokens), median(more)] for (rows, tokens), more in sorted(left.items())]
+
+
+# --- how good it is
+
+
+def errors(
+    test: Sequence[Seen],
+    seen: Sequence[Seen],
+    stages: Sequence[Stage],
+    throttle: Throttle,
+    graph_rows: int,
+) -> dict[str, Error]:
+    """Of all stages together, by source and kind of step, and of all that was served. Heat comes from all that was seen."""
+    surfaces = [Surface(stage, graph_rows) for stage in stages]
+    slowed = [factors(seen, throttle, stage) for stage in range(len(stages))]
+    by_id = {id(step): tuple(factor[index] for factor in slowed) for index, step in enumerate(seen)}
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for step in test:
+        factor = by_id[id(step)]
+        predicted = sum(s.seconds(step.shape) * f for s, f in zip(surfaces, factor, strict=True))
+        for name in (step.source, f"{step.source}, {kind(step.shape)}"):
+            groups.setdefault(name, []).append((predicted, sum(step.seconds)))
+    return {name: Error.of(*np.asarray(pairs).T) for name, pairs in sorted(groups.items())}
+
+
+# --- lines
+
+
+def line(units: Mapping[str, Sequence[float]], seconds: Sequence[float], relative: bool = False, seed: int = 0) -> Line:
+    """`base` and so much a unit, by least squares that are not negative, with bootstrap intervals. Outliers, steps that
+    the machine held up by chance, count less."""
+    target = np.asarray(seconds, float)
+    design = np.column_stack([np.ones(len(target)), *[np.asarray(values, float) for values in units.values()]])
+    names = ["base", *units]
+    if not len(target):
+        return Line(dict.fromkeys(names, 0.0))
+    weights = 1 / np.maximum(target, 1e-9) if relative else np.ones(len(target))
+    best = _robust(design, target, weights)
+    rng = np.random.default_rng(seed)
+    picks = rng.integers(0, len(target), (DRAWS, len(target)))
+    drawn = [_robust(design[pick], target[pick], weights[pick], rounds=2) for pick in picks]
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    return Line(*[dict(zip(names, map(float, values), strict=True)) for values in (best, low, high)])
+
+
+def _robust(design: Array, target: Array, weights: Array, rounds: int = 6) -> Array:
+
+    found = nnls(design * weights[:, None], target * weights)
+    for _ in range(rounds):
+        off = np.abs(design @ found - target) * weights
+        limit = max(1.345 * float(np.median(off)) / 0.6745, 1e-15)
+        extra = np.sqrt(np.minimum(limit / np.maximum(off, limit), 1.0)) * weights
+        found = nnls(design * extra[:, None], target * extra)
+    return found

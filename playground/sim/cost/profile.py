@@ -1,0 +1,194 @@
+"""What a calibration keeps of a device, a model and a cut: tables of step times, lines for all else, and how good they are.
+
+A file of JSON that says where it comes from. Seconds, tokens and blocks throughout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from os import environ
+from pathlib import Path
+from typing import Any
+
+from playground.model import ModelShape
+from playground.sim.cost.fitted import Error
+
+VERSION = 1
+MAKE = "python -m playground +experiment=calibrate backend=engine"
+OWN = Path(environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "serving-playground" / "profiles"
+"""Where a user's own calibrations are kept: they go before those that ship."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """Steps of nothing but decodes, by rows: `seconds[i]` of `rows[i]` that read one block each, padding included.
+
+    `contexts[i]`: what `context_rows[i]` take besides where they read `keys` on average, points of (keys, seconds).
+    `longest`: seconds for each key that the longest reads beyond the average.
+    """
+
+    rows: list[int]
+    seconds: list[float]
+    context_rows: list[int]
+    contexts: list[list[list[float]]]
+    longest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Steps with chunks of prompts: the kernels' seconds at so many `tokens`, padding included, and what comes on top.
+
+    Attention of chunks takes `work` for each (query, key) pair in whole tiles or, where that is more, `path` for each
+    key of the longest. `head`: points of (sampled rows, seconds). `padded`: what a graph of so many rows and tokens
+    takes beyond all that, as [rows, tokens, seconds].
+    """
+
+    tokens: list[int]
+    seconds: list[float]
+    work: float
+    path: float
+    keys: float
+    chunk: float
+    row: float
+    head: list[list[float]]
+    padded: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What the host needs to launch a step kernel by kernel: no such step is over sooner."""
+
+    base: float = 0.0
+    sequence: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """Clocks that fall while prompts are computed at the power limit.
+
+    Heat goes from 0 towards the share of time that products take, with the time constant `seconds`; beyond `onset`
+    such a step takes `slope` times as much longer for each unit of it.
+    """
+
+    seconds: float = 1.0
+    onset: float = 0.0
+    slope: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`base` and so much for each unit of what it is multiplied with, by name; `low` and `high` bound 95 % of fits."""
+
+    coefficients: dict[str, float]
+    low: dict[str, float] = field(default_factory=dict)
+    high: dict[str, float] = field(default_factory=dict)
+
+    def at(self, **units: float) -> float:
+        found = self.coefficients
+        return found["base"] + sum([found[name] * value for name, value in units.items()])
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    decodes: Decodes
+    prompts: Prompts
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """All that `Calibrated` needs, and what a reader wants to know of it."""
+
+    device: str
+    model: dict[str, Any]
+    """Sizes that a model must have to be this one."""
+    tp: int
+    layers: list[int]
+    graph_rows: int
+    """Decodes that graphs were captured for; 0: none were."""
+    stages: list[Stage]
+    throttle: Throttle
+    host: Line
+    copy_out: Line
+    copy_in: Line
+    transfer: Line
+    largest: dict[str, float]
+    """Of each quantity of a step, the largest value that was timed."""
+    held_out: dict[str, Error]
+    """By source and kind of step: of steps that nothing was fitted to."""
+    spread: float
+    """Median over probes of (largest - least) / median of their repetitions."""
+    facts: dict[str, Any]
+    """Device, driver, versions, revision, clocks, when."""
+    version: int = VERSION
+
+    def save(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, file: Path | str) -> Profile:
+        try:
+            content = json.loads(Path(file).read_text(encoding="utf-8"))
+            if content["version"] != VERSION:
+                raise ValueError(f"it is of version {content['version']}, and this reads {VERSION}")
+            return cls(**content | _parts(content))
+        except OSError as error:
+            raise ValueError(f"cost.path={file}: cannot be read ({error.strerror}); make it with {MAKE}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"cost.path={file}: no profile that this can read ({error}); make it: {MAKE}") from error
+
+
+def _parts(content: Mapping[str, Any]) -> dict[str, Any]:
+    lines = {name: Line(**content[name]) for name in ("host", "copy_out", "copy_in", "transfer")}
+    return {
+        "stages": [
+            Stage(Decodes(**stage["decodes"]), Prompts(**stage["prompts"]), Launch(**stage["launch"]))
+            for stage in content["stages"]
+        ],
+        "throttle": Throttle(**content["throttle"]),
+        "held_out": {name: Error(**error) for name, error in content["held_out"].items()},
+        **lines,
+    }
+
+
+SIZES = ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocabulary")
+
+
+def sizes_of(model: ModelShape) -> dict[str, Any]:
+    """What tells models apart."""
+    return {name: getattr(model, name) for name in SIZES} | {"experts": model.experts.count if model.experts else 0}
+
+
+def cut_name(tp: int, layers: Sequence[int]) -> str:
+    """The name of a profile's file: `tp2_pp2`, or `single`."""
+    parts = [f"tp{tp}"] * (tp > 1) + [f"pp{len(layers)}"] * (len(layers) > 1)
+    return "_".join(parts) or "single"
+
+
+def shipped() -> Path:
+    return Path(str(files("conf").joinpath("device", "profiles")))
+
+
+def find(model: ModelShape, device: str, tp: int, layers: Sequence[int]) -> Path:
+    """The profile of this model, by its sizes, on this device, cut so: a user's own, else one that ships.
+
+    `ValueError` names those that there are.
+    """
+    name, wanted = f"{cut_name(tp, layers)}.json", sizes_of(model)
+    known = [file for root in (OWN, shipped()) for file in sorted(root.glob("*/*/*.json"))]
+    for file in known:
+        if file.parent.parent.name == device and file.name == name and _model(file) == wanted:
+            return file
+    there = ", ".join(dict.fromkeys(f"{file.parent.parent.name}/{file.parent.name}/{file.stem}" for file in known))
+    raise ValueError(
+        f"cost.path=null: no profile of this model on device={device} cut as {name[:-5]}; there are: {there or 'none'}; "
+        f"make one with {MAKE} device={device} ..."
+    )
+
+
+def _model(file: Path) -> Mapping[str, Any]:
+    return dict(json.loads(file.read_text(encoding="utf-8"))["model"])

@@ -1,0 +1,125 @@
+"""A profile's tables as functions of a step's shape: what the fit assumes and the cost model answers, in one place."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from playground.graphs import CHUNKS, Bucket, bucket
+from playground.sim.cost.profile import Decodes, Launch, Prompts, Stage
+from playground.sim.cost.shape import Shape
+
+TILE = 64
+"""Queries that attention of chunks takes at a time."""
+LEAST_KEYS = 16.0
+"""Read by the decodes of `Decodes.seconds`."""
+
+Points = Sequence[Sequence[float]]
+
+
+class Curve:
+    """Straight lines through points, the last one going on; flat before the first."""
+
+    __slots__ = ("_xs", "_ys")
+
+    def __init__(self, points: Points) -> None:
+        self._xs, self._ys = zip(*sorted(map(tuple, points)), strict=True)
+
+    def at(self, x: float) -> float:
+        xs, ys = self._xs, self._ys
+        if x <= xs[0] or len(xs) == 1:
+            return ys[0]
+        high = min(bisect_left(xs, x), len(xs) - 1)
+        low = high - 1
+        return ys[low] + (ys[high] - ys[low]) * (x - xs[low]) / (xs[high] - xs[low])
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What decodes take for reading long contexts, by rows and mean keys."""
+
+    rows: Sequence[int]
+    curves: Sequence[Curve]
+
+    def at(self, rows: int, keys: float) -> float:
+        if not self.rows:
+            return 0.0
+        high = min(bisect_left(self.rows, rows), len(self.rows) - 1)
+        above = self.curves[high].at(keys)
+        if rows >= self.rows[high]:
+            return above * rows / self.rows[high]
+        if high == 0:
+            return above
+        share = (rows - self.rows[high - 1]) / (self.rows[high] - self.rows[high - 1])
+        return above * share + self.curves[high - 1].at(keys) * (1 - share)
+
+
+def reading(decodes: Decodes) -> Reading:
+    return Reading(decodes.context_rows, [Curve(points) for points in decodes.contexts])
+
+
+def step_bucket(shape: Shape, graph_rows: int) -> Bucket | None:
+    """What a step is padded to; None: it is launched kernel by kernel."""
+    if not graph_rows:
+        return None
+    return bucket(shape.decodes, shape.prefill_tokens, len(shape.chunks), graph_rows)
+
+
+def tiles(shape: Shape) -> float:
+    """(query, key) pairs of chunks in whole tiles of queries."""
+    return sum([-(-length // TILE) * TILE * (start + (length + 1) / 2) for start, length in shape.chunks])
+
+
+def longest(shape: Shape) -> int:
+    """Keys of the chunk that reads most."""
+    return max([start + length for start, length in shape.chunks], default=0)
+
+
+@dataclass(slots=True)
+class Surface:
+    """Seconds of one stage, alone on an unthrottled device."""
+
+    stage: Stage
+    graph_rows: int
+    _rows: Curve = field(init=False, repr=False)
+    _reading: Reading = field(init=False, repr=False)
+    _tokens: Curve = field(init=False, repr=False)
+    _head: Curve = field(init=False, repr=False)
+    _padded: dict[tuple[int, int], float] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        decodes, prompts = self.stage.decodes, self.stage.prompts
+        self._rows = Curve([*zip(decodes.rows, decodes.seconds, strict=True)])
+        self._reading = reading(decodes)
+        self._tokens = Curve([*zip(prompts.tokens, prompts.seconds, strict=True)])
+        self._head = Curve(prompts.head)
+        self._padded = {(int(rows), int(tokens)): seconds for rows, tokens, seconds in prompts.padded}
+
+    def seconds(self, shape: Shape) -> float:
+        found = step_bucket(shape, self.graph_rows)
+        if not shape.chunks:
+            time = self._rows.at(shape.decodes if found is None else found.rows) + self.contexts(shape)
+        else:
+            time = self._with_chunks(shape, found)
+        return time if found is not None or not self.graph_rows else max(time, self.launch(shape))
+
+    def launch(self, shape: Shape) -> float:
+        """Of the host, for a step that no graph takes."""
+        launch: Launch = self.stage.launch
+        return launch.base + launch.sequence * shape.sequences
+
+    def contexts(self, shape: Shape) -> float:
+        """Of decodes, beyond one block each."""
+        if not shape.decodes:
+            return 0.0
+        mean = shape.decode_context / shape.decodes
+        return self._reading.at(shape.decodes, mean) + self.stage.decodes.longest * (shape.decode_longest - mean)
+
+    def _with_chunks(self, shape: Shape, found: Bucket | None) -> float:
+        prompts: Prompts = self.stage.prompts
+        tokens, sampled = (shape.tokens, shape.sampled) if found is None else (sum(found), found.rows + CHUNKS)
+        time = self._tokens.at(tokens) + self._head.at(sampled) + self.contexts(shape)
+        time += max(prompts.work * tiles(shape), prompts.path * longest(shape))
+        time += prompts.keys * shape.prefill_context + prompts.chunk * len(shape.chunks) + prompts.row * shape.decodes
+        return time if found is None else time + self._padded.get((found.rows, found.tokens), 0.0)
