@@ -19,7 +19,7 @@ from playground.graphs import CHUNKS, PREFILL_SIZES, decode_sizes, mixed_sizes
 LEAST_CONTEXT = 15
 """Tokens before a decode that is to read next to nothing: with its own, one block."""
 ROWS = (1, 4, 16, 32, 64, 128, 192, 256, 512)
-CONTEXTS = (255, 1023, 2047, 4095, 8191, 16383, 32767)
+CONTEXTS = (251, 507, 1019, 2043, 4091, 8187, 16379, 32763)
 HISTORIES = (1024, 4096, 8192, 16384, 30720)
 CHUNK_LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
 PROMPTS = (
@@ -60,7 +60,7 @@ MANY_CHUNKS = (
     (16, 256),
 )
 COPIES = (1, 8, 64, 256, 1024)
-MOST_TOKENS = 1 << 18
+MOST_TOKENS = 1 << 19
 """Of all contexts of a step: beyond, attention takes as long a token as it does there."""
 RANDOM = 72
 """Steps that are held out."""
@@ -73,7 +73,7 @@ MOST_NAMED = 4
 class Group(NamedTuple):
     """So many equal slices; `samples`: the next token of each is wanted."""
 
-    count: int
+    copies: int
     start: int
     length: int
     samples: bool = True
@@ -92,16 +92,16 @@ class Probe:
         """Unlike that of any other step of a design."""
         if len(self.groups) > MOST_NAMED:
             return f"{self.family} {sha256(repr(self.groups).encode()).hexdigest()[:12]}"
-        parts = [f"{g.count}x{g.start}+{g.length}{'' if g.samples else '-'}" for g in self.groups]
+        parts = [f"{g.copies}x{g.start}+{g.length}{'' if g.samples else '-'}" for g in self.groups]
         return " ".join([self.family, *parts, *([f"{self.copied_blocks}b"] if self.copied_blocks else [])])
 
     @property
     def tokens(self) -> int:
-        return sum(group.count * group.length for group in self.groups)
+        return sum(group.copies * group.length for group in self.groups)
 
     @property
     def sequences(self) -> int:
-        return sum(group.count for group in self.groups)
+        return sum(group.copies for group in self.groups)
 
     @property
     def repeats(self) -> int:
@@ -110,7 +110,7 @@ class Probe:
 
     def blocks(self, block_size: int) -> int:
         """That its sequences hold in the end."""
-        return sum(group.count * -(-self.end(group) // block_size) for group in self.groups)
+        return sum(group.copies * -(-self.end(group) // block_size) for group in self.groups)
 
     def end(self, group: Group) -> int:
         """Tokens of each of a group's sequences in the end."""
@@ -121,7 +121,7 @@ def decodes(count: int, start: int) -> Group:
     return Group(count, start, 1)
 
 
-def design(spec: Spec, graphs: bool, seed: int = 0, most_context: int = CONTEXTS[-1] + 1) -> list[Probe]:
+def design(spec: Spec, graphs: bool, seed: int = 0, most_context: int = 32768) -> list[Probe]:
     """All steps of a calibration that this backend can do, most of them of `most_context` tokens a sequence at most."""
     probes = [*_decodes(spec, graphs), *_contexts(spec), *_uneven(spec), *_prompts(spec)]
     probes += [*_histories(spec), *_chunks(spec), *_beside(spec, graphs), *_copies(spec)]
@@ -136,7 +136,7 @@ class Ramp(NamedTuple):
     probes: tuple[Probe, ...]
 
 
-def ramps(spec: Spec, most_context: int = CONTEXTS[-1] + 1) -> list[Ramp]:
+def ramps(spec: Spec, most_context: int = 32768) -> list[Ramp]:
     """Prompts without a pause, prompts among decodes, and small chunks beside decodes."""
     rows = min(64, spec.max_seqs - 1)
     prompt = Probe("ramp", (Group(1, 0, min(2048, spec.max_tokens, spec.max_length - 1)),))
@@ -175,8 +175,8 @@ def _contexts(spec: Spec) -> Iterator[Probe]:
 def _uneven(spec: Spec) -> Iterator[Probe]:
     """One long context among short ones: a kernel may have to wait for it."""
     for rows in (8, 32, 128):
-        for context in (4095, 16383, 32767):
-            yield Probe("uneven", (decodes(1, context), decodes(rows - 1, 255)))
+        for context in (4091, 16379, 32763):
+            yield Probe("uneven", (decodes(1, context), decodes(rows - 1, 251)))
 
 
 def _prompts(spec: Spec) -> Iterator[Probe]:
@@ -259,4 +259,4 @@ def _fitting(groups: Sequence[Group], spec: Spec) -> tuple[Group, ...]:
 
 def by_magnitude(random: Random, low: int, high: int) -> int:
     """Evenly by order of magnitude."""
-    return round(low * (max(high, low) / low) ** random.random())
+    return int(round(low * (max(high, low) / low) ** random.random()))

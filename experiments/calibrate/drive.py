@@ -68,7 +68,7 @@ class Driver:
         """(sequence, tokens before, first block) of the decodes, which are the same in each repetition."""
         size, block, found = self._backend.spec.block_size, 0, []
         for group in probe.groups:
-            for _ in range(group.count if group.length == 1 else 0):
+            for _ in range(group.copies if group.length == 1 else 0):
                 found.append((next(self._ids), group.start, block))
                 block += -(-probe.end(group) // size)
         return found
@@ -83,9 +83,9 @@ class Driver:
                 starts.append(Request(id, 0.0, start + 1, probe.repeats, probe.repeats, sampling=ENDLESS))
             parts.append(Slice(id, 0, 0, start + turn, 1, True, blocks))
             block = last
-        over = []
+        over: list[int] = []
         for group in probe.groups:
-            for _ in range(group.count if group.length > 1 else 0):
+            for _ in range(group.copies if group.length > 1 else 0):
                 id, end = next(self._ids), group.start + group.length
                 last = block + -(-end // size)
                 starts.append(Request(id, 0.0, end + (not group.samples), 1, 1))

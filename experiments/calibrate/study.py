@@ -11,17 +11,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import provenance, settings
+from experiments import provenance, report, settings
 from experiments.build import Parts, build, scheduler
 from experiments.calibrate import clocks, serving
+from experiments.calibrate.conclude import CLOCKS, FACTS, conclude, table
 from experiments.calibrate.design import Probe, Ramp, design, ramps
 from experiments.calibrate.measure import measure
 from experiments.progress import meter
 from experiments.settings import SettingError, Settings
 from experiments.study import Composer
-
-FACTS = "calibration.json"
-CLOCKS = "clocks.csv"
+from playground.sim.cost.profile import OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,15 @@ class Calibrate:
                 raise SettingError(f"study.{name}={value} must be at least 1")
 
     def run(self, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
-        composer = Composer(folder, overrides)
-        self.take(folder, composer)
-        return {"run_dir": str(folder)}
+        self._measure(folder, Composer(folder, overrides))
+        profile, place = conclude(folder)
+        profile.save(OWN / place)
+        report.console().print(table(profile))
+        print(f"Profile: {OWN / place}; simulate with it: backend/cost=calibrated device=... model=...")
+        held_out = {name: error.mape for name, error in profile.held_out.items()}
+        return {"run_dir": str(folder), "profile": str(OWN / place), "held_out_mape": held_out}
 
-    def take(self, folder: Path, composer: Composer) -> None:
+    def _measure(self, folder: Path, composer: Composer) -> None:
         """Everything that needs the device."""
         config = composer.config("")
         wanted = settings.read(config)
@@ -82,6 +85,7 @@ class Calibrate:
             "graphs": _graphs(wanted),
             "most_context": self.most_context,
             "seed": wanted.seed,
+            "served": [_plain(policy) for policy in self.policies],
             "probes": probed,
             "ramps": {ramp.name: [_told(probe) for probe in ramp.probes] for ramp in rising},
         }

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from playground.core import NO_SLICES, Columns, Slice, Step
 from playground.sim.cost import Cost, CostModel, Shape
+from playground.sim.cost.profile import Throttle
+from playground.sim.cost.throttle import Heats
 from playground.sim.processor import Kernels
 
 
@@ -83,6 +85,14 @@ class Ticking(Protocol):
         ...
 
 
+@runtime_checkable
+class Throttled(Protocol):
+    """A cost model of a device whose clocks fall while it multiplies."""
+
+    @property
+    def throttle(self) -> Throttle: ...
+
+
 def on_lone_stage(times: StepTimes) -> tuple[float, float]:
     """(host, stage) seconds of a step whose only lane has its only stage to itself."""
     ((work,),) = [lane.stages for lane in times.lanes.values()]
@@ -94,6 +104,7 @@ class Modelled:
 
     def __init__(self, cost: CostModel, stages: int = 1) -> None:
         self._cost = cost
+        self._heats = Heats(cost.throttle) if isinstance(cost, Throttled) and cost.throttle.slope else None
         self._ticking = cost.ticking if isinstance(cost, Ticking) else None
         self._stages = range(stages)
         self._counted: tuple[Columns, list[Shape]] = (NO_SLICES, [])
@@ -102,13 +113,28 @@ class Modelled:
     def of(self, step: Step) -> StepTimes:
         if len(step.lanes) == 1 and not step.copies:
             shapes = self._shapes(step.columns)
-            return StepTimes(self._host(shapes), {step.lanes[0]: self._lane(shapes)})
+            host, times = self._host(shapes), self._lane(shapes)
+            if self._heats is not None:
+                times = self._slowed(self._heats, step.group, step.planned + host, shapes, times)
+            return StepTimes(host, {step.lanes[0]: times})
         copied = dict.fromkeys([copy.lane for copy in step.copies])
         lanes = {
             lane: self._copies(step, lane) if lane in copied else self._lane(_shapes(step.columns_of(lane)))
             for lane in step.lanes
         }
         return StepTimes(self._host(_shapes(step.columns)), lanes)
+
+    def _slowed(self, heats: Heats, group: int, began: float, shapes: list[Shape], times: LaneTimes) -> LaneTimes:
+        """As long as a device takes that has multiplied for a while. Steps without prompts neither feel nor make heat,
+        so that they repeat themselves."""
+        hottest = max(shapes, key=_prefill_tokens)
+        if not hottest.prefill_tokens:
+            return times
+        stages = []
+        for stage, work in enumerate(times.stages):
+            cost = self._cost.stage(hottest, stage)
+            stages.append(_longer(work, heats.pass_through((group, stage), began, cost.device_time, cost.compute)))
+        return times._replace(stages=tuple(stages))
 
     def _copies(self, step: Step, lane: str) -> LaneTimes:
         """Every rank has a copy engine of its own."""
@@ -159,6 +185,19 @@ class Demanding(Modelled):
         costs = [max([cost.stage(shape, stage) for shape in shapes], key=_device_time) for stage in self._stages]
         times = tuple([Kernels(one.device_time, one.compute, one.memory) for one in costs])
         return LaneTimes(times, max(map(cost.transfer, shapes)) if len(times) > 1 else 0.0)
+
+
+def _prefill_tokens(shape: Shape) -> int:
+    return shape.prefill_tokens
+
+
+def _longer(work: Any, factor: float) -> Any:
+    """Of seconds, or of kernels' among them."""
+    if isinstance(work, Kernels):
+        return work._replace(seconds=work.seconds * factor)
+    if isinstance(work, Work):
+        return work._replace(kernels=work.kernels * factor)
+    return work * factor
 
 
 def _device_time(cost: Cost) -> float:

@@ -23,11 +23,14 @@ KNOTS = (2, 8, 16, 32, 64, 88, 152, 280, 400, 536, 784, 1024, 1536, 2048, 3072, 
 HEADS = (1, 16, 64, 256, 1024)
 ROUNDS = 6
 """Of finding out which attention is bound by its longest path, and which steps by their launching."""
-FLOOR = 1.15
+FLOOR = 1.5
 """A step launched kernel by kernel tells of kernels only if it takes so many times as long as launching does."""
 SECONDS, ONSETS, SLOPES = (0.1, 0.3, 1.0, 3.0), (0.0, 0.2, 0.4, 0.6), (0.0, 0.1, 0.2, 0.3, 0.45, 0.6)
 """Of throttling, as tried."""
+SUPPORT = 3
+"""Steps about a knot."""
 DRAWS = 200
+NO_PROMPTS = Prompts([1], [0.0], 0.0, 0.0, 0.0, 0.0, 0.0, [[0.0, 0.0]], [])
 
 
 class Seen(NamedTuple):
@@ -48,8 +51,8 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """What steps on the device take."""
+class Found:
+    """What steps on the device take, and how far that is off."""
 
     stages: list[Stage]
     throttle: Throttle
@@ -60,14 +63,14 @@ PROBED = ("prompt", "history", "chunks", "mixed", "ramp")
 """Families that the costs of prompts are fitted to, beside what was served."""
 
 
-def fit(seen: Sequence[Seen], graph_rows: int, held_out: Callable[[Seen], bool]) -> Fitted:
+def fit(seen: Sequence[Seen], graph_rows: int, held_out: Callable[[Seen], bool]) -> Found:
     """Tables of every stage, and the throttling that explains most. `ValueError`, in one line, if steps are lacking."""
     _check(seen)
     training = [step for step in seen if not held_out(step)]
     throttle = _throttle(training, graph_rows)
     stages = _stages(training, graph_rows, throttle)
     test = [step for step in seen if held_out(step)]
-    return Fitted(stages, throttle, errors(test, seen, stages, throttle, graph_rows))
+    return Found(stages, throttle, errors(test, seen, stages, throttle, graph_rows))
 
 
 def _check(seen: Sequence[Seen]) -> None:
@@ -81,14 +84,20 @@ def _check(seen: Sequence[Seen]) -> None:
 
 def factors(seen: Sequence[Seen], throttle: Throttle, stage: int) -> list[float]:
     """By how much each step was slowed down. Steps of a session must be in order of time."""
-    found, heats = [], {}
-    for step in seen:
-        heat = heats.setdefault(step.session, Heat(throttle))
-        share = min(step.products[stage] / step.seconds[stage], 1.0) if step.shape.chunks else 0.0
-        found.append(heat.factor(step.at, share))
-        if share:
-            heat.spent(step.at, step.seconds[stage], share)
-    return found
+    heats: dict[int, Heat] = {}
+    return [_factor(step, heats.setdefault(step.session, Heat(throttle)), stage) for step in seen]
+
+
+def _factor(step: Seen, heat: Heat, stage: int) -> float:
+    """Shares are of the time without slowing down, as whoever predicts knows it: found by going to and fro."""
+    if not step.shape.chunks:
+        return 1.0
+    factor = 1.0
+    for _ in range(3):
+        share = min(step.products[stage] * factor / step.seconds[stage], 1.0)
+        factor = heat.factor(step.at, share)
+    heat.spent(step.at, step.seconds[stage], share)
+    return factor
 
 
 def _throttle(training: Sequence[Seen], graph_rows: int) -> Throttle:
@@ -191,23 +200,17 @@ def _launch(points: Sequence[_Point], graph_rows: int) -> Launch:
     if not tiny:
         return Launch()
     floor = median(tiny)
-    bound = [p for p in eager if p.source not in (*PROBED, "random") and p.seconds < 1.4 * floor]
+    bound = [p for p in eager if p.source not in (*PROBED, "random") and p.seconds < FLOOR * floor]
     if len(bound) < 16:
         return Launch(floor)
     design = np.asarray([(1.0, p.shape.sequences) for p in bound])
-    times = np.asarray([p.seconds for p in bound])
-    for _ in range(ROUNDS):  # steps that the kernels prolong, or the machine, are not the floor's
-        base, sequence = nnls(design, times)
-        keep = times <= 1.1 * (design @ (base, sequence))
-        if keep.all() or keep.sum() < 8:
-            break
-        design, times = design[keep], times[keep]
+    base, sequence = _robust(design, np.asarray([p.seconds for p in bound]), np.ones(len(bound)))
     return Launch(float(base), float(sequence))
 
 
 def _prompts(points: Sequence[_Point], decodes: Decodes, launch: Launch, graph_rows: int) -> Prompts:
     """Not negative least squares of relative errors, over all steps with chunks that their kernels bound."""
-    bare = Stage(decodes, Prompts([1], [0.0], 0.0, 0.0, 0.0, 0.0, 0.0, [[0.0, 0.0]], []), launch)
+    bare = Stage(decodes, NO_PROMPTS, launch)
     surface = Surface(bare, graph_rows)
     wanted = [p for p in points if p.shape.chunks and p.source != "random"]
     buckets = [step_bucket(p.shape, graph_rows) for p in wanted]
@@ -219,7 +222,8 @@ def _prompts(points: Sequence[_Point], decodes: Decodes, launch: Launch, graph_r
     if not used:
         raise ValueError("no step with prompts takes longer than launching it: raise limits.max_tokens")
     sizes = [(p.shape.tokens, p.shape.sampled) if b is None else (sum(b), b.rows + CHUNKS) for p, b in used]
-    tokens = _knots(KNOTS, [size for size, _ in sizes])
+    launched = [p.shape.tokens for p, keep in zip(wanted, bound, strict=True) if not keep]
+    tokens = _knots(KNOTS, [size for size, _ in sizes], launched)
     heads = _knots(HEADS, [max(sampled, 1) for _, sampled in sizes])
     fixed = np.asarray(
         [
@@ -240,7 +244,7 @@ def _prompts(points: Sequence[_Point], decodes: Decodes, launch: Launch, graph_r
     by_path = np.zeros(len(used), bool)
     for _ in range(ROUNDS):
         design = np.column_stack([fixed, np.where(by_path, 0.0, work), np.where(by_path, path, 0.0)])
-        found = nnls(design * weights[:, None], target * weights)
+        found = _robust(design, target, weights)
         a, b = found[-2:]
         changed = (b or _steepest(target, fixed @ found[:-2], path)) * path > a * work
         if (changed == by_path).all():
@@ -276,14 +280,15 @@ def _weights(points: Sequence[_Point]) -> Array:
     return np.asarray([(1.0 if p.source in PROBED else share) / p.seconds for p in points])
 
 
-def _knots(knots: Sequence[int], values: Sequence[int]) -> list[int]:
-    """Those that some value lies near; the ends are the least and the largest value."""
+def _knots(knots: Sequence[int], values: Sequence[int], hidden: Sequence[int] = ()) -> list[int]:
+    """Those with values enough about them, more than are `hidden`; the ends are the least and the largest value."""
     low, high = min(values), max(values)
     inside = [knot for knot in knots if low < knot < high]
     chosen = [low]
     for knot, following in zip(inside, [*inside[1:], high], strict=True):
-        middle = (chosen[-1] + knot) / 2
-        if any(middle <= value <= (knot + following) / 2 for value in values):
+        least, most = (chosen[-1] + knot) / 2, (knot + following) / 2
+        count, unknown = (sum(least <= value <= most for value in found) for found in (values, hidden))
+        if count >= max(SUPPORT, unknown + 1):
             chosen.append(knot)
     return [*chosen, high] if high > low else chosen
 
@@ -322,7 +327,7 @@ def errors(
     throttle: Throttle,
     graph_rows: int,
 ) -> dict[str, Error]:
-    """Of all stages together, by source and kind of step, and of all that was served. Heat comes from all that was seen."""
+    """Of all stages together, by source and kind of step. Heat comes from all that was seen."""
     surfaces = [Surface(stage, graph_rows) for stage in stages]
     slowed = [factors(seen, throttle, stage) for stage in range(len(stages))]
     by_id = {id(step): tuple(factor[index] for factor in slowed) for index, step in enumerate(seen)}

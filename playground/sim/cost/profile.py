@@ -1,4 +1,4 @@
-"""What a calibration keeps of a device, a model and a cut: tables of step times, lines for all else, and how good they are.
+"""What a calibration keeps of a device, a model and a cut: tables of step times, lines for all else, their errors.
 
 A file of JSON that says where it comes from. Seconds, tokens and blocks throughout.
 """
@@ -169,6 +169,15 @@ def cut_name(tp: int, layers: Sequence[int]) -> str:
     return "_".join(parts) or "single"
 
 
+def place(device: str, model: str, tp: int, layers: Sequence[int]) -> Path:
+    """Where a profile is kept below a root: `h200/qwen3-8b/single.json`."""
+    return Path(_plain(device), _plain(Path(model).name), f"{cut_name(tp, layers)}.json")
+
+
+def _plain(name: str) -> str:
+    return "-".join(name.lower().split())
+
+
 def shipped() -> Path:
     return Path(str(files("conf").joinpath("device", "profiles")))
 
@@ -181,12 +190,12 @@ def find(model: ModelShape, device: str, tp: int, layers: Sequence[int]) -> Path
     name, wanted = f"{cut_name(tp, layers)}.json", sizes_of(model)
     known = [file for root in (OWN, shipped()) for file in sorted(root.glob("*/*/*.json"))]
     for file in known:
-        if file.parent.parent.name == device and file.name == name and _model(file) == wanted:
+        if file.parent.parent.name == _plain(device) and file.name == name and _model(file) == wanted:
             return file
     there = ", ".join(dict.fromkeys(f"{file.parent.parent.name}/{file.parent.name}/{file.stem}" for file in known))
     raise ValueError(
-        f"cost.path=null: no profile of this model on device={device} cut as {name[:-5]}; there are: {there or 'none'}; "
-        f"make one with {MAKE} device={device} ..."
+        f"cost.path=null: no profile of this model on device={device} cut as {name[:-5]}; there are: "
+        f"{there or 'none'}; make one with {MAKE} device={device} ..."
     )
 
 

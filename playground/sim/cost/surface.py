@@ -24,7 +24,13 @@ class Curve:
     __slots__ = ("_xs", "_ys")
 
     def __init__(self, points: Points) -> None:
-        self._xs, self._ys = zip(*sorted(map(tuple, points)), strict=True)
+        ordered = sorted((float(x), float(y)) for x, y in points)
+        self._xs = [x for x, _ in ordered]
+        self._ys = [y for _, y in ordered]
+
+    @property
+    def last(self) -> float:
+        return self._xs[-1]
 
     def at(self, x: float) -> float:
         xs, ys = self._xs, self._ys
@@ -37,26 +43,43 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What decodes take for reading long contexts, by rows and mean keys."""
+    """What decodes take for reading long contexts, by rows and mean keys.
+
+    Beyond what was timed of so many rows each key takes `rate` seconds, as it does where most were read.
+    """
 
     rows: Sequence[int]
     curves: Sequence[Curve]
+    rate: float
 
     def at(self, rows: int, keys: float) -> float:
         if not self.rows:
             return 0.0
         high = min(bisect_left(self.rows, rows), len(self.rows) - 1)
-        above = self.curves[high].at(keys)
+        above = self._of(high, keys)
         if rows >= self.rows[high]:
             return above * rows / self.rows[high]
         if high == 0:
             return above
         share = (rows - self.rows[high - 1]) / (self.rows[high] - self.rows[high - 1])
-        return above * share + self.curves[high - 1].at(keys) * (1 - share)
+        return above * share + self._of(high - 1, keys) * (1 - share)
+
+    def _of(self, index: int, keys: float) -> float:
+        curve = self.curves[index]
+        return curve.at(min(keys, curve.last)) + max(keys - curve.last, 0.0) * self.rows[index] * self.rate
 
 
 def reading(decodes: Decodes) -> Reading:
-    return Reading(decodes.context_rows, [Curve(points) for points in decodes.contexts])
+    curves = [Curve(points) for points in decodes.contexts]
+    timed = [
+        (points[-1][0] * rows, rows, points)
+        for rows, points in zip(decodes.context_rows, decodes.contexts, strict=True)
+    ]
+    if not timed:
+        return Reading([], [], 0.0)
+    _, rows, points = max(timed, key=lambda found: found[0])
+    (x, before), (last, after) = points[-2:]
+    return Reading(decodes.context_rows, curves, (after - before) / (last - x) / rows)
 
 
 def step_bucket(shape: Shape, graph_rows: int) -> Bucket | None:

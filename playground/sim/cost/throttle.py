@@ -5,6 +5,7 @@ The state is one number, kept where the durations of a run are told, since a cos
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import exp
 
@@ -34,3 +35,19 @@ class Heat:
         left = exp(-seconds / self.throttle.seconds)
         self._value = share + (self.at(began) - share) * left
         self._until = began + seconds
+
+
+class Heats:
+    """Of many devices, by whatever tells them apart."""
+
+    def __init__(self, throttle: Throttle) -> None:
+        self._throttle = throttle
+        self._heats: dict[Hashable, Heat] = {}
+
+    def pass_through(self, device: Hashable, began: float, seconds: float, products: float) -> float:
+        """How many times as long a step takes that would take so many seconds cold, and multiplies for so many."""
+        heat = self._heats.setdefault(device, Heat(self._throttle))
+        share = min(products / seconds, 1.0)
+        factor = heat.factor(began, share)
+        heat.spent(began, seconds * factor, share)
+        return factor

@@ -1,0 +1,107 @@
+"""From a calibration's folder to a profile: what was measured is read, fitted, judged and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.table import Table
+
+from experiments.build import make
+from experiments.calibrate import clocks
+from experiments.calibrate.observe import Observed, observe
+from experiments.settings import SettingError, Settings, read
+from playground.model import ModelShape
+from playground.sim.capacity import Layout
+from playground.sim.cost import Roofline
+from playground.sim.cost.calibrating import Seen, fit, line
+from playground.sim.cost.profile import Profile, place, sizes_of
+from playground.sim.device import Device
+
+FACTS = "calibration.json"
+CLOCKS = "clocks.csv"
+PROFILE = "profile.json"
+RANGE = ("tokens", "decode_context", "prefill_pairs", "sequences")
+"""Of a step: the largest values that were timed bound what is predicted."""
+
+
+def conclude(folder: Path) -> tuple[Profile, Path]:
+    """The profile of what lies in the folder, where it is written, too; and its place below a root of profiles."""
+    facts, settings = _read(folder)
+    model: ModelShape = make("model", settings.model, ModelShape)
+    device: Device = make("device", settings.device, Device)
+    parallel = settings.parallel
+    cut = Layout.of(model, parallel.tp, parallel.stages, parallel.layers).layers
+    observed = observe(folder, facts, Roofline(model, device, parallel.tp, parallel.stages, parallel.layers))
+    graph_rows = int(facts["spec"]["max_seqs"]) if facts["graphs"] else 0
+    try:
+        found = fit(observed.seen, graph_rows, _held_out(observed.seen, facts["served"]))
+    except ValueError as error:
+        raise SettingError(f"{folder}: {error}") from error
+    profile = Profile(
+        device=device.name,
+        model=sizes_of(model),
+        tp=parallel.tp,
+        layers=list(cut),
+        graph_rows=graph_rows,
+        stages=found.stages,
+        throttle=found.throttle,
+        **_lines(observed),
+        largest={name: float(max(getattr(step.shape, name) for step in observed.seen)) for name in RANGE},
+        held_out=found.held_out,
+        spread=median(observed.spread) if observed.spread else 0.0,
+        facts=_facts(facts) | {"clocks": clocks.summary(folder / CLOCKS)},
+    )
+    profile.save(folder / PROFILE)
+    return profile, place(device.name, str(settings.model.get("path", "model")), parallel.tp, cut)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], Settings]:
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        config = OmegaConf.merge(OmegaConf.structured(Settings), OmegaConf.load(folder / "config.yaml"))
+    except OSError as error:
+        raise SettingError(f"{folder}: no calibration ({error.filename}: {error.strerror})") from error
+    return facts, read(config)  # type: ignore[arg-type]
+
+
+def _held_out(seen: Sequence[Seen], served: Sequence[str]) -> Any:
+    """Random mixtures and, where several policies have served, the steps of the last one."""
+    there = {step.source for step in seen}
+    ran = [f"served {name}" for name in served if f"served {name}" in there]
+    out = {"random", *ran[1:][-1:]}
+    return lambda step: step.source in out
+
+
+def _lines(observed: Observed) -> dict[str, Any]:
+    gaps = observed.gaps
+    units = {
+        "sequence": [gap.shape.sequences for gap in gaps],
+        "chunk": [len(gap.shape.chunks) for gap in gaps],
+    }
+    blocks = {"block": [blocks for blocks, *_ in observed.copies]}
+    return {
+        "host": line(units, [gap.seconds for gap in gaps]),
+        "copy_out": line(blocks, [out for _, out, _ in observed.copies], relative=True),
+        "copy_in": line(blocks, [back for *_, back in observed.copies], relative=True),
+        "transfer": line({"token": [n for n, _ in observed.links]}, [seconds for _, seconds in observed.links]),
+    }
+
+
+def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name not in ("probes", "ramps", "host")}
+
+
+def table(profile: Profile) -> Table:
+    """How far predictions are off on steps that nothing was fitted to."""
+    shown = Table(title=f"{profile.device}: held-out steps", title_justify="left")
+    for name in ("steps", "count", "MAPE", "median", "P95", "bias"):
+        shown.add_column(name, justify="left" if name == "steps" else "right")
+    for name, error in profile.held_out.items():
+        figures = (error.mape, error.median, error.p95)
+        shown.add_row(name, f"{error.steps:,}", *[f"{value:.1%}" for value in figures], f"{error.bias:+.1%}")
+    return shown

@@ -1,0 +1,113 @@
+"""The cost model of a calibration: what steps of this engine took on this device, measured on purpose.
+
+Made by `+experiment=calibrate`; what is measured and how it is read: docs/fidelity.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from playground.model import ModelShape
+from playground.sim.capacity import Layout
+from playground.sim.cost.model import IDLE, Cost
+from playground.sim.cost.profile import Profile, Throttle, cut_name, find, sizes_of
+from playground.sim.cost.roofline import Roofline
+from playground.sim.cost.shape import Shape
+from playground.sim.cost.surface import Surface, step_bucket
+from playground.sim.cost.tables import Bounds
+from playground.sim.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """Steps, host time, copies and links as the profile at `path` says; null: this model's on this device, cut so.
+
+    A step larger than any that was timed is an error unless `extrapolate`. Compute and memory, which say what a step
+    leaves to other lanes, are the sheet's, cut to the measured time. Communication is in the measured time.
+    """
+
+    model: ModelShape
+    device: Device
+    tp: int = 1
+    stages: int = 1
+    layers: Sequence[int] | None = None
+    block_size: int = 16
+    path: str | None = None
+    extrapolate: bool = False
+    file: str = field(init=False, compare=False)
+    """Where the profile was found."""
+    profile: Profile = field(init=False, repr=False, compare=False)
+    _sheet: Roofline = field(init=False, repr=False, compare=False)
+    _surfaces: tuple[Surface, ...] = field(init=False, repr=False, compare=False)
+    _bounds: Bounds = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        cut = Layout.of(self.model, self.tp, self.stages, self.layers).layers
+        file = self.path or str(find(self.model, self.device.name, self.tp, cut))
+        profile = Profile.load(file)
+        if profile.model != sizes_of(self.model):
+            raise ValueError(f"cost.path={file}: calibrated with another model ({_differences(profile, self.model)})")
+        if (profile.tp, profile.layers) != (self.tp, list(cut)):
+            raise ValueError(
+                f"cost.path={file}: calibrated as {cut_name(profile.tp, profile.layers)} with layers {profile.layers}, "
+                f"and the model is cut as {cut_name(self.tp, cut)} with {list(cut)}"
+            )
+        keep = object.__setattr__  # frozen: the one way to store what is derived once
+        keep(self, "file", file)
+        keep(self, "profile", profile)
+        keep(self, "_sheet", Roofline(self.model, self.device, self.tp, self.stages, self.layers, self.block_size))
+        keep(self, "_surfaces", tuple(Surface(stage, profile.graph_rows) for stage in profile.stages))
+        keep(self, "_bounds", Bounds(file, self.extrapolate))
+
+    @property
+    def throttle(self) -> Throttle:
+        """How the device slows down as it heats up: whoever tells durations keeps the heat."""
+        return self.profile.throttle
+
+    def stage(self, shape: Shape, stage: int) -> Cost:
+        if not shape.tokens:
+            return IDLE
+        self._check(shape, self.profile.largest)
+        surface = self._surfaces[stage]
+        time = surface.seconds(shape)
+        sheet = self._sheet.stage(shape, stage)
+        launching = 0.0
+        if self.profile.graph_rows and step_bucket(shape, self.profile.graph_rows) is None:
+            launching = surface.launch(shape)
+        return Cost(min(sheet.compute, time), min(sheet.memory, time), time, 0.0, launching)
+
+    def ticking(self, shape: Shape) -> Iterator[float]:
+        """Of decodes that go on, on the only stage: what `stage` says, without the sheet."""
+        (surface,) = self._surfaces
+        while True:
+            shape = shape.tick()
+            self._check(shape, self.profile.largest)
+            yield surface.seconds(shape)
+
+    def _check(self, shape: Shape, largest: Mapping[str, float]) -> None:
+        for name, most in largest.items():
+            if (value := getattr(shape, name)) > most:
+                self._bounds.check(name, value, most)
+
+    def host(self, shape: Shape) -> float:
+        return self.profile.host.at(sequence=shape.sequences, chunk=len(shape.chunks))
+
+    def transfer(self, shape: Shape) -> float:
+        """As measured between stages; the sheet's where nothing was."""
+        if self.profile.transfer.coefficients.get("base", 0.0):
+            return self.profile.transfer.at(token=shape.tokens)
+        return self._sheet.transfer(shape)
+
+    def copy(self, blocks: int) -> float:
+        """Either direction alike: the mean of both; the sheet's where nothing was measured."""
+        ways = self.profile.copy_out, self.profile.copy_in
+        if all(way.coefficients.get("block", 0.0) for way in ways):
+            return sum([way.at(block=blocks) for way in ways]) / 2
+        return self._sheet.copy(blocks)
+
+
+def _differences(profile: Profile, model: ModelShape) -> str:
+    wanted = sizes_of(model)
+    unlike = [name for name in wanted if profile.model.get(name) != wanted[name]]
+    return ", ".join(f"{name} {profile.model.get(name)}, not {wanted[name]}" for name in unlike)
