@@ -1,5 +1,7 @@
 """Triton's paged attention against the reference, in the interpreter on small shapes."""
 
+from random import Random
+
 import pytest
 import torch
 
@@ -40,6 +42,32 @@ def decode(contexts, shape, *, window=None, config=SMALL, padding=0, workspace=N
 def test_decode(contexts, dtype):
     out, wanted = decode(contexts, Shape(dtype=dtype), padding=2)
     assert error(out, wanted) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("tile", [16, 32, 128])
+@pytest.mark.parametrize("seed", range(5))
+def test_decode_uneven(seed, tile):
+    """More items than programs, most of them short: an item's own units fall on programs that compute nothing of it."""
+    random = Random(seed)
+    rows = random.choice((3, 9, 20))
+    contexts = [random.choice((1, 2, random.randint(1, 40), random.randint(40, 300))) for _ in range(rows)]
+    config = DecodeConfig(tile=tile, warps=4, stages=1, programs=random.choice((1, 2)), least=random.choice((1, 4)))
+    window = random.choice((None, None, 33))
+    shape = Shape(heads=4, kv_heads=2)
+    workspace = Workspace.create(torch.device("cpu"), rows + 1, shape.heads, shape.kv_heads, shape.head_dim)
+    out, wanted = decode(contexts, shape, config=config, window=window, padding=1, seed=seed, workspace=workspace)
+    assert error(out, wanted) < 1e-5
+    assert not workspace.counters.any(), "who merges leaves nothing behind"
+
+
+def test_decode_piece_without_tiles():
+    """Of 66 units in six shares the second ends among the long row's own: that program must not count as one of its."""
+    shape, contexts = Shape(heads=2, kv_heads=1), (1, 1, 1, 1, 42 * SMALL.tile)
+    workspace = Workspace.create(torch.device("cpu"), len(contexts), shape.heads, shape.kv_heads, shape.head_dim)
+    for _ in range(2):
+        out, wanted = decode(contexts, shape, workspace=workspace)
+        assert error(out, wanted) < 1e-5
+    assert not workspace.counters.any(), "who merges leaves nothing behind"
 
 
 @pytest.mark.parametrize("group", [1, 2, 4, 7])

@@ -27,6 +27,8 @@ FLOOR = 1.5
 """A step launched kernel by kernel tells of kernels only if it takes so many times as long as launching does."""
 SECONDS, ONSETS, SLOPES = (0.1, 0.3, 1.0, 3.0), (0.0, 0.2, 0.4, 0.6), (0.0, 0.1, 0.2, 0.3, 0.45, 0.6)
 """Of throttling, as tried."""
+SHORT = 128
+"""Mean keys up to which served decodes tell of rows, not of contexts."""
 SUPPORT = 3
 """Steps about a knot."""
 DRAWS = 200
@@ -138,7 +140,7 @@ class _Point(NamedTuple):
 
 def _stage(training: Sequence[Seen], slowed: Sequence[float], graph_rows: int, stage: int) -> Stage:
     points = _points(training, slowed, stage)
-    decodes = _decodes(points)
+    decodes = _as_served(points, _decodes(points), graph_rows)
     launch = _launch(points, graph_rows)
     return Stage(decodes, _prompts(points, decodes, launch, graph_rows), launch)
 
@@ -166,6 +168,26 @@ def _decodes(points: Sequence[_Point]) -> Decodes:
     counts = sorted(table)
     found = Decodes(rows, seconds, counts, [_rising(table[count]) for count in counts], 0.0)
     return replace(found, longest=_longest(points, found))
+
+
+def _as_served(points: Sequence[_Point], decodes: Decodes, graph_rows: int) -> Decodes:
+    """Longer or shorter by what served steps of so many rows and short contexts are: their tokens, and so the experts
+    that these meet, are not those of probes."""
+    surface = Surface(Stage(decodes, NO_PROMPTS, Launch()), graph_rows)
+    ratios: dict[int, list[float]] = {}
+    for point in points:
+        shape = point.shape
+        if point.source in (*PROBED, "decode", "context", "uneven", "random") or shape.chunks:
+            continue
+        if shape.decode_context <= SHORT * shape.decodes:
+            found = step_bucket(shape, graph_rows)
+            rows = shape.decodes if found is None else found.rows
+            ratios.setdefault(rows, []).append(point.seconds / surface.seconds(shape))
+    known = [(rows, median(found)) for rows, found in sorted(ratios.items()) if len(found) >= SUPPORT]
+    if not known:
+        return decodes
+    factors = np.interp(decodes.rows, *zip(*known, strict=True)).tolist()
+    return replace(decodes, seconds=[time * factor for time, factor in zip(decodes.seconds, factors, strict=True)])
 
 
 def _rising(points: Iterable[list[float]]) -> list[list[float]]:
