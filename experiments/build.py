@@ -250,7 +250,7 @@ def build(settings: Settings) -> Parts:
     logger: Logger = make("logger", settings.logger, Logger)
     make("policy", settings.policy, Policy)
     source = _source(settings)
-    plan = _plan(settings)
+    plan = plan_of(settings)
     factory: BackendFactory = make("backend", settings.backend, BackendFactory)
     with setting("backend"):
         backend = factory.make(plan)
@@ -426,7 +426,8 @@ def _source(settings: Settings) -> Source:
         return workload.source(settings.seed)
 
 
-def _plan(settings: Settings) -> Plan:
+def plan_of(settings: Settings) -> Plan:
+    """What a backend is made from."""
     model: ModelShape = make("model", settings.model, ModelShape)
     device: Device = make("device", settings.device, Device)
     links: LinksFactory = make("links", settings.links, LinksFactory)

@@ -259,4 +259,5 @@ def _fitting(groups: Sequence[Group], spec: Spec) -> tuple[Group, ...]:
 
 def by_magnitude(random: Random, low: int, high: int) -> int:
     """Evenly by order of magnitude."""
-    return int(round(low * (max(high, low) / low) ** random.random()))
+    share: float = random.random()
+    return round(low * (max(high, low) / low) ** share)
