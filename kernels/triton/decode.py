@@ -27,8 +27,8 @@ MOST_PROGRAMS = 8
 """Programs a multiprocessor at most."""
 
 ITEM_TOKENS = 64
-"""An item takes as long as so many tokens of it, to be begun and ended: 1.8 us on an H200, where 64 tokens take 2.7. Were
-it left out, programs that get many short items would be late: twice the time with contexts of 20 to 3000 tokens."""
+"""An item takes as long as so many tokens of it, to be begun and ended: 1.8 us on an H200, where 64 tokens take 2.7.
+Were it left out, programs that get many short items would be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,8 @@ def decode(
     item = max(1, ITEM_TOKENS // config.tile)
     _decode[(programs,)](
         q, pool, tables, contexts, out, workspace.partials, workspace.stats, workspace.counters,
-        scale * LOG2E, window or 0, rows, config.least + item, q.stride(0), q.stride(1), out.stride(0), tables.stride(0),
+        scale * LOG2E, window or 0, rows, config.least + item,
+        q.stride(0), q.stride(1), out.stride(0), tables.stride(0),
         pool.stride(0), pool.stride(1), pool.stride(2), pool.stride(3),
         KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=max(16, power_of_two(group)),
         DIM=head_dim, DIM_PAD=max(16, power_of_two(head_dim)), BLOCK_SIZE=pool.shape[1], TILE=config.tile, ITEM=item,
