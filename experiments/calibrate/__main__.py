@@ -18,7 +18,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     for folder in arguments.folders:
         try:
-            profile, place = conclude(folder)
+            profile, place = conclude(folder, arguments.runs)
             profile.save(arguments.out / place)
         except (SettingError, ValueError, OSError) as error:
             print(f"error: {explain(error) or error}", file=sys.stderr)
@@ -34,6 +34,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Fit profiles to what calibrations measured (playground +experiment=calibrate), and judge them.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="the run_dir of a calibration")
+    parser.add_argument(
+        "--runs", nargs="+", type=Path, default=[], metavar="RUN_DIR", help="runs of the same engine to fit to, too"
+    )
     parser.add_argument(
         "-o", "--out", type=Path, default=OWN, metavar="ROOT", help=f"where profiles are kept (default: {OWN})"
     )

@@ -29,14 +29,17 @@ RANGE = ("tokens", "decode_context", "prefill_pairs", "sequences")
 """Of a step: the largest values that were timed bound what is predicted."""
 
 
-def conclude(folder: Path) -> tuple[Profile, Path]:
-    """The profile of what lies in the folder, where it is written, too; and its place below a root of profiles."""
+def conclude(folder: Path, runs: Sequence[Path] = ()) -> tuple[Profile, Path]:
+    """The profile of what lies in the folder, where it is written, too; and its place below a root of profiles.
+
+    `runs`: other runs of the same engine to be fitted to.
+    """
     facts, settings = _read(folder)
     model: ModelShape = make("model", settings.model, ModelShape)
     device: Device = make("device", settings.device, Device)
     parallel = settings.parallel
     cut = Layout.of(model, parallel.tp, parallel.stages, parallel.layers).layers
-    observed = observe(folder, facts, Roofline(model, device, parallel.tp, parallel.stages, parallel.layers))
+    observed = observe(folder, facts, Roofline(model, device, parallel.tp, parallel.stages, parallel.layers), runs)
     graph_rows = int(facts["spec"]["max_seqs"]) if facts["graphs"] else 0
     try:
         found = fit(observed.seen, graph_rows, _held_out(observed.seen, facts["served"]))
@@ -54,7 +57,7 @@ def conclude(folder: Path) -> tuple[Profile, Path]:
         largest={name: float(max(getattr(step.shape, name) for step in observed.seen)) for name in RANGE},
         held_out=found.held_out,
         spread=median(observed.spread) if observed.spread else 0.0,
-        facts=_facts(facts) | {"clocks": clocks.summary(folder / CLOCKS)},
+        facts=_facts(facts) | {"clocks": clocks.summary(folder / CLOCKS), "runs": [run.name for run in runs]},
     )
     profile.save(folder / PROFILE)
     return profile, place(device.name, str(settings.model.get("path", "model")), parallel.tp, cut)
@@ -85,7 +88,7 @@ def _lines(observed: Observed) -> dict[str, Any]:
     }
     blocks = {"block": [blocks for blocks, *_ in observed.copies]}
     return {
-        "host": line(units, [gap.seconds for gap in gaps]),
+        "host": line(units, [gap.seconds for gap in gaps], robust=False),  # what is held up by chance adds up, too
         "copy_out": line(blocks, [out for _, out, _ in observed.copies], relative=True),
         "copy_in": line(blocks, [back for *_, back in observed.copies], relative=True),
         "transfer": line({"token": [n for n, _ in observed.links]}, [seconds for _, seconds in observed.links]),

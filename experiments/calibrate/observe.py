@@ -41,11 +41,13 @@ class Observed:
     """Of each probe, (largest - least) / median of its repetitions, all stages together."""
 
 
-def observe(folder: Path, facts: Mapping[str, Any], sheet: Roofline) -> Observed:
+def observe(folder: Path, facts: Mapping[str, Any], sheet: Roofline, runs: Sequence[Path] = ()) -> Observed:
+    """`runs`: folders of other runs of the same engine."""
     found = Observed([], [], [], [], [])
     _samples(folder, facts, sheet, found)
-    for session, run in enumerate(sorted((folder / "served").glob("*/config.yaml")), 1):
-        _served(run.parent, sheet, session, found)
+    served = [file.parent for file in sorted((folder / "served").glob("*/config.yaml"))]
+    for session, run in enumerate([*served, *runs], 1):
+        _served(run, sheet, session, found)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -25,12 +26,18 @@ ROUNDS = 6
 """Of finding out which attention is bound by its longest path, and which steps by their launching."""
 FLOOR = 1.5
 """A step launched kernel by kernel tells of kernels only if it takes so many times as long as launching does."""
-SECONDS, ONSETS, SLOPES = (0.1, 0.3, 1.0, 3.0), (0.0, 0.2, 0.4, 0.6), (0.0, 0.1, 0.2, 0.3, 0.45, 0.6)
+SECONDS, ONSETS, SLOPES = (0.1, 0.2, 0.4, 1.0, 3.0), (0.0, 0.25, 0.5), (0.08, 0.12, 0.16, 0.2, 0.3, 0.45)
 """Of throttling, as tried."""
+EXPLAINS = 0.95
+"""Of the error without it."""
+PRODUCTS = 0.4
+"""Share of a step's time that products take, from which on it tells of clocks."""
 SHORT = 128
 """Mean keys up to which served decodes tell of rows, not of contexts."""
-SUPPORT = 3
-"""Steps about a knot."""
+READS = 0.15
+"""Share of a step's time that reading contexts takes, from which on it tells of them."""
+SUPPORT, MANY = 3, 24
+"""Steps about a knot; served steps of a graph's size, which are alike."""
 DRAWS = 200
 NO_PROMPTS = Prompts([1], [0.0], 0.0, 0.0, 0.0, 0.0, 0.0, [[0.0, 0.0]], [])
 
@@ -103,23 +110,25 @@ def _factor(step: Seen, heat: Heat, stage: int) -> float:
 
 
 def _throttle(training: Sequence[Seen], graph_rows: int) -> Throttle:
-    """Of the first stage. None unless it explains a tenth of the error: most devices never get there."""
-    tried = [Throttle(s, o, k) for s in SECONDS for o in ONSETS for k in SLOPES if k]
-    plain = _misfit(training, graph_rows, Throttle())
-    best, least = Throttle(), 0.9 * plain
-    for throttle in tried:
+    """Of the first stage. None unless it explains some of the error: most devices never get there."""
+    best, least = Throttle(), EXPLAINS * _misfit(training, graph_rows, Throttle())
+    for throttle in [Throttle(*values) for values in product(SECONDS, ONSETS, SLOPES)]:
         if (error := _misfit(training, graph_rows, throttle)) < least:
             best, least = throttle, error
     return best
 
 
 def _misfit(training: Sequence[Seen], graph_rows: int, throttle: Throttle) -> float:
-    """Median of |predicted / measured - 1| of steps with prompts on the first stage, each sample by itself."""
+    """Mean of |predicted / measured - 1|, outliers cut, of steps that multiply most of the time; on the first stage,
+    each sample by itself."""
     slowed = factors(training, throttle, 0)
     surface = Surface(_stage(training, slowed, graph_rows, 0), graph_rows)
-    pairs = [(step, factor) for step, factor in zip(training, slowed, strict=True) if step.shape.chunks]
-    off = [abs(surface.seconds(step.shape) * factor / step.seconds[0] - 1) for step, factor in pairs]
-    return float(np.mean(np.minimum(off, 0.3)))
+    off = [
+        abs(surface.seconds(step.shape) * factor / step.seconds[0] - 1)
+        for step, factor in zip(training, slowed, strict=True)
+        if step.shape.chunks and step.products[0] > PRODUCTS * step.seconds[0]
+    ]
+    return float(np.mean(np.minimum(off, 0.3))) if off else 0.0
 
 
 # --- tables
@@ -140,7 +149,7 @@ class _Point(NamedTuple):
 
 def _stage(training: Sequence[Seen], slowed: Sequence[float], graph_rows: int, stage: int) -> Stage:
     points = _points(training, slowed, stage)
-    decodes = _as_served(points, _decodes(points), graph_rows)
+    decodes = _as_read(points, _as_served(points, _decodes(points), graph_rows), graph_rows)
     launch = _launch(points, graph_rows)
     return Stage(decodes, _prompts(points, decodes, launch, graph_rows), launch)
 
@@ -186,8 +195,24 @@ def _as_served(points: Sequence[_Point], decodes: Decodes, graph_rows: int) -> D
     known = [(rows, median(found)) for rows, found in sorted(ratios.items()) if len(found) >= SUPPORT]
     if not known:
         return decodes
-    factors = np.interp(decodes.rows, *zip(*known, strict=True)).tolist()
+    sizes, ratios_of = zip(*known, strict=True)
+    factors = np.interp(decodes.rows, sizes, ratios_of).tolist()
     return replace(decodes, seconds=[time * factor for time, factor in zip(decodes.seconds, factors, strict=True)])
+
+
+def _as_read(points: Sequence[_Point], decodes: Decodes, graph_rows: int) -> Decodes:
+    """Contexts of served decodes by the graph that they ran in: kernels may be cut otherwise in the next size."""
+    surface = Surface(Stage(decodes, NO_PROMPTS, Launch()), graph_rows)
+    ratios: dict[int, list[float]] = {}
+    for point in points:
+        shape = point.shape
+        if shape.chunks or point.source in (*PROBED, "decode", "context", "uneven", "random"):
+            continue
+        reading, found = surface.contexts(shape), step_bucket(shape, graph_rows)
+        if found is not None and reading > READS * point.seconds:
+            ratios.setdefault(found.rows, []).append((point.seconds - surface.seconds(shape) + reading) / reading)
+    factors = [[float(rows), median(found)] for rows, found in sorted(ratios.items()) if len(found) >= MANY]
+    return replace(decodes, factors=factors)
 
 
 def _rising(points: Iterable[list[float]]) -> list[list[float]]:
@@ -365,24 +390,33 @@ def errors(
 # --- lines
 
 
-def line(units: Mapping[str, Sequence[float]], seconds: Sequence[float], relative: bool = False, seed: int = 0) -> Line:
-    """`base` and so much a unit, by least squares that are not negative, with bootstrap intervals. Outliers, steps that
-    the machine held up by chance, count less."""
+def line(
+    units: Mapping[str, Sequence[float]],
+    seconds: Sequence[float],
+    relative: bool = False,
+    robust: bool = True,
+    seed: int = 0,
+) -> Line:
+    """`base` and so much a unit, by least squares that are not negative, with bootstrap intervals.
+
+    `robust`: outliers, what the machine held up by chance, count less. Without it the sum is kept.
+    """
     target = np.asarray(seconds, float)
     design = np.column_stack([np.ones(len(target)), *[np.asarray(values, float) for values in units.values()]])
     names = ["base", *units]
     if not len(target):
         return Line(dict.fromkeys(names, 0.0))
     weights = 1 / np.maximum(target, 1e-9) if relative else np.ones(len(target))
-    best = _robust(design, target, weights)
+    rounds = ROUNDS if robust else 0
+    best = _robust(design, target, weights, rounds)
     rng = np.random.default_rng(seed)
     picks = rng.integers(0, len(target), (DRAWS, len(target)))
-    drawn = [_robust(design[pick], target[pick], weights[pick], rounds=2) for pick in picks]
+    drawn = [_robust(design[pick], target[pick], weights[pick], min(rounds, 2)) for pick in picks]
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
     return Line(*[dict(zip(names, map(float, values), strict=True)) for values in (best, low, high)])
 
 
-def _robust(design: Array, target: Array, weights: Array, rounds: int = 6) -> Array:
+def _robust(design: Array, target: Array, weights: Array, rounds: int = ROUNDS) -> Array:
 
     found = nnls(design * weights[:, None], target * weights)
     for _ in range(rounds):

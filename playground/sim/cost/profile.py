@@ -27,7 +27,9 @@ class Decodes:
     """Steps of nothing but decodes, by rows: `seconds[i]` of `rows[i]` that read one block each, padding included.
 
     `contexts[i]`: what `context_rows[i]` take besides where they read `keys` on average, points of (keys, seconds).
-    `longest`: seconds for each key that the longest reads beyond the average.
+    `longest`: seconds for each key that the longest reads beyond the average. `factors`: how many times as long as that
+    reading takes in the graph of so many rows, as (rows, factor); of others what the next one on the same side of a
+    power of two does, for there kernels are cut otherwise.
     """
 
     rows: list[int]
@@ -35,6 +37,7 @@ class Decodes:
     context_rows: list[int]
     contexts: list[list[list[float]]]
     longest: float
+    factors: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from playground.sim.cost.shape import Shape
 
 TILE = 64
 """Queries that attention of chunks takes at a time."""
+FEW = 16
 LEAST_KEYS = 16.0
 """Read by the decodes of `Decodes.seconds`."""
 
@@ -45,7 +46,8 @@ class Curve:
 class Reading:
     """What decodes take for reading long contexts, by rows and mean keys.
 
-    Beyond what was timed of so many rows each key takes `rate` seconds, as it does where most were read.
+    Beyond what was timed of so many rows each key takes `rate` seconds, as it does where most were read. Kernels are
+    cut otherwise from one power of two to the next: beyond `FEW` rows, no line is drawn from one side to the other.
     """
 
     rows: Sequence[int]
@@ -57,7 +59,7 @@ class Reading:
             return 0.0
         high = min(bisect_left(self.rows, rows), len(self.rows) - 1)
         above = self._of(high, keys)
-        if rows >= self.rows[high]:
+        if rows >= self.rows[high] or (rows > FEW and (high == 0 or _power(self.rows[high - 1]) != _power(rows))):
             return above * rows / self.rows[high]
         if high == 0:
             return above
@@ -110,6 +112,7 @@ class Surface:
     _tokens: Curve = field(init=False, repr=False)
     _head: Curve = field(init=False, repr=False)
     _padded: dict[tuple[int, int], float] = field(init=False, repr=False)
+    _factors: dict[int, float] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         decodes, prompts = self.stage.decodes, self.stage.prompts
@@ -117,6 +120,7 @@ class Surface:
         self._reading = reading(decodes)
         self._tokens = Curve([*zip(prompts.tokens, prompts.seconds, strict=True)])
         self._head = Curve(prompts.head)
+        self._factors = {int(rows): factor for rows, factor in decodes.factors}
         self._padded = {(int(rows), int(tokens)): seconds for rows, tokens, seconds in prompts.padded}
 
     def seconds(self, shape: Shape) -> float:
@@ -137,7 +141,15 @@ class Surface:
         if not shape.decodes:
             return 0.0
         mean = shape.decode_context / shape.decodes
-        return self._reading.at(shape.decodes, mean) + self.stage.decodes.longest * (shape.decode_longest - mean)
+        time = self._reading.at(shape.decodes, mean) + self.stage.decodes.longest * (shape.decode_longest - mean)
+        return time * self._factor(shape)
+
+    def _factor(self, shape: Shape) -> float:
+        if not self._factors or (found := step_bucket(shape, self.graph_rows)) is None:
+            return 1.0
+        if (known := self._factors.get(found.rows)) is None:
+            known = self._factors[found.rows] = _nearest(self.stage.decodes.factors, found.rows)
+        return known
 
     def _with_chunks(self, shape: Shape, found: Bucket | None) -> float:
         prompts: Prompts = self.stage.prompts
@@ -146,3 +158,13 @@ class Surface:
         time += max(prompts.work * tiles(shape), prompts.path * longest(shape))
         time += prompts.keys * shape.prefill_context + prompts.chunk * len(shape.chunks) + prompts.row * shape.decodes
         return time if found is None else time + self._padded.get((found.rows, found.tokens), 0.0)
+
+
+def _nearest(factors: Points, rows: int) -> float:
+    """Of the size that is closest among those up to the same power of two; 1 where there is none."""
+    same = [(abs(known - rows), factor) for known, factor in factors if _power(int(known)) == _power(rows)]
+    return min(same)[1] if same else 1.0
+
+
+def _power(rows: int) -> int:
+    return (rows - 1).bit_length()
