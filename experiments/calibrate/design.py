@@ -18,8 +18,9 @@ from playground.graphs import CHUNKS, PREFILL_SIZES, decode_sizes, mixed_sizes
 
 LEAST_CONTEXT = 15
 """Tokens before a decode that is to read next to nothing: with its own, one block."""
-ROWS = (1, 4, 16, 32, 64, 128, 192, 256, 512)
-CONTEXTS = (251, 507, 1019, 2043, 4091, 8187, 16379, 32763)
+ROWS = (1, 4, 8, 16, 24, 32, 48, 64, 72, 96, 128, 136, 192, 256, 264, 384, 512)
+"""Kernels may be cut otherwise beyond each power of two: there are some on both sides."""
+CONTEXTS = (251, 1019, 2043, 4091, 16379, 32763)
 HISTORIES = (1024, 4096, 8192, 16384, 30720)
 CHUNK_LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
 PROMPTS = (
@@ -260,4 +261,5 @@ def _fitting(groups: Sequence[Group], spec: Spec) -> tuple[Group, ...]:
 def by_magnitude(random: Random, low: int, high: int) -> int:
     """Evenly by order of magnitude."""
     share: float = random.random()
-    return round(low * (max(high, low) / low) ** share)
+    found: float = low * (max(high, low) / low) ** share
+    return round(found)

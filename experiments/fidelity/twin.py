@@ -25,7 +25,7 @@ from experiments.progress import Meter
 from experiments.settings import SettingError, Settings, read
 from playground.check.parity import Divergence
 from playground.core import Slice
-from playground.sim.cost import CostModel, Shape
+from playground.sim.cost import Calibrated, CostModel, Shape
 from playground.sim.cost.fitted import kind
 from playground.sim.cost.throttle import Heats
 from playground.sim.durations import Throttled
@@ -70,6 +70,7 @@ def pair(hardware: Path, study: Path, more: Sequence[str] = ()) -> Path:
     run.execute(config, f"simulating {labels['name']}", _silent)
     facts = {name: described.get(name) for name in ("device", "started_at", "host", "versions", "revision", "model")}
     told = {"version": VERSION, **labels, "hardware": facts, "cost": _told(cost), "parity": parity}
+    told["fitted_to"] = cost.profile.facts.get("runs", []) if isinstance(cost, Calibrated) else []
     provenance.write(folder / PAIR, told)
     return folder
 

@@ -1,0 +1,28 @@
+"""`python -m analysis`: what run folders and studies say. Each command has a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from analysis.fidelity import command as fidelity
+
+COMMANDS = (fidelity,)
+
+
+def main() -> int:
+    """0: done. 2: something to mend, in one line."""
+    parser = argparse.ArgumentParser(prog="python -m analysis", description="What run folders and studies say.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add(commands)
+    given = parser.parse_args()
+    try:
+        return int(given.do(given))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
