@@ -1,5 +1,5 @@
 """Commands about runs and sweeps that are there: `python -m experiments parity RUN_DIR ...`, `... bubbles RUN_DIR ...`,
-`... resume SWEEP_DIR`.
+`... resume SWEEP_DIR`; and `... fidelity`, which makes runs on hardware and their simulated twins.
 """
 
 from __future__ import annotations
@@ -7,11 +7,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments import bubbles, points, run
 from experiments.errors import explain
+from experiments.fidelity import command as fidelity
 from experiments.parity import prove
 from experiments.progress import waiting
 from experiments.settings import SettingError
@@ -28,9 +29,14 @@ RESUME = (
 )
 
 
-def main() -> int:
+def main(given: Sequence[str] | None = None) -> int:
     """0: all decisions are identical. 1: they are not. 2: a folder that cannot be replayed."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments, more = parser.parse_known_args(given)
+    if "fidelity" in arguments:
+        return fidelity.obey(arguments, more)
+    if more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
     if "sweep_dir" in arguments:
         return _resume(arguments.sweep_dir.resolve())
     do: Callable[[Path], int] = arguments.do
@@ -91,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a run")
     resume = commands.add_parser("resume", help="go on with a sweep that was interrupted", description=RESUME)
     resume.add_argument("sweep_dir", type=Path, metavar="SWEEP_DIR", help="the folder of a sweep")
+    fidelity.add(commands)
     return parser
 
 

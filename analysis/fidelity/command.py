@@ -11,7 +11,7 @@ HELP = """\
 How far the simulator is from the hardware, in four layers: single steps, decisions, latencies and throughput over
 whole runs, and the ranking of policies; beside the hardware's own spread over repetitions.
 
-STUDY is made by `python -m experiments.fidelity run ...` and `... twin ...`.
+STUDY is made by `python -m experiments fidelity run ...` and `... twin ...`.
 """
 
 

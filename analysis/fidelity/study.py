@@ -1,4 +1,4 @@
-"""A study's folder, read: pairs of one hardware run and its simulated twin each (`python -m experiments.fidelity`)."""
+"""A study's folder, read: pairs of one hardware run and its simulated twin each (`python -m experiments fidelity`)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def read(study: Path) -> list[Pair]:
     """All complete pairs, by name. `ValueError`, in one line, where there are none or one cannot be read."""
     files = sorted((study / "pairs").glob("*/pair.json"))
     if not files:
-        raise ValueError(f"{study}: no pairs; make them with: python -m experiments.fidelity twin -o {study}")
+        raise ValueError(f"{study}: no pairs; make them with: python -m experiments fidelity twin -o {study}")
     return [_pair(file) for file in files]
 
 

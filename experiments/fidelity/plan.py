@@ -8,7 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from experiments.settings import SettingError
 
@@ -28,8 +29,13 @@ class Point:
     overrides: tuple[str, ...]
 
     @property
+    def setting(self) -> tuple[str, str, str]:
+        """What policies are compared in."""
+        return self.workload, self.load, self.pool
+
+    @property
     def group(self) -> str:
-        return f"{self.workload}-{self.load}-{self.pool}-{self.policy}"
+        return "-".join([*self.setting, self.policy])
 
     @property
     def name(self) -> str:
@@ -45,12 +51,11 @@ def read(plan: str) -> list[Point]:
     """Points in order, each once. `plan`: a file, or the name of one that ships."""
     file = Path(plan) if plan.endswith(".yaml") else PLANS / f"{plan}.yaml"
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return _points(content)
+        return _points(OmegaConf.to_container(OmegaConf.load(file)))  # type: ignore[arg-type]
     except OSError as error:
         shipped = ", ".join(sorted(found.stem for found in PLANS.glob("*.yaml")))
         raise SettingError(f"plan={plan}: {error.strerror}; give a YAML file or one of: {shipped}") from error
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (YAMLError, KeyError, TypeError, AttributeError) as error:
         raise SettingError(
             f"plan={plan}: not a plan ({type(error).__name__}: {error}); see {PLANS / 'cpu.yaml'}"
         ) from error

@@ -5,117 +5,161 @@ is replayed and every step predicted.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from os.path import relpath
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import provenance, run
-from experiments.build import Plan, Simulated, make, plan_of
+from experiments.build import Plan, Simulated, make, plan_of, setting
 from experiments.composing import composed
 from experiments.fidelity.hardware import POINT
+from experiments.fidelity.predict import predict
 from experiments.parity import prove
-from experiments.progress import Meter
+from experiments.progress import waiting
 from experiments.settings import SettingError, Settings, read
 from playground.check.parity import Divergence
-from playground.core import Slice
-from playground.sim.cost import Calibrated, CostModel, Shape
-from playground.sim.cost.fitted import kind
-from playground.sim.cost.throttle import Heats
-from playground.sim.durations import Throttled
-from playground.trace import read as table
+from playground.core import Spec
+from playground.sim.cost import Calibrated, CostModel
 
 VERSION = 1
 PAIR = "pair.json"
-NOTHING_TO_DO = 2e-3
-"""Seconds from the end of a step to the next decision, beyond which the host had nothing to do."""
-
-PREDICTED = pa.schema(
-    {
-        "step": pa.int64(),
-        "lane": pa.string(),
-        "stage": pa.int32(),
-        "kind": pa.string(),  # decode, prefill or mixed
-        "tokens": pa.int64(),
-        "sequences": pa.int64(),
-        "measured": pa.float64(),  # seconds on the stage
-        "predicted": pa.float64(),
-        "gap_measured": pa.float64(),  # host seconds from the step before to this one; null where others ran
-        "gap_predicted": pa.float64(),
-    }
-)
+"""Written last: what holds it is complete."""
+SIMULATORS = ("backend", "device", "links")
+"""Groups that a twin may have otherwise than its run."""
+FACTS = ("device", "started_at", "host", "versions", "revision", "model")
 
 
-def pair(hardware: Path, study: Path, more: Sequence[str] = ()) -> Path:
-    """Make a pair of a run's folder, unless it is there; the pair's folder. `more`: overrides of the simulated run."""
-    labels = _labels(hardware)
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A pair's folder, and whether it was made now."""
+
+    folder: Path
+    anew: bool
+
+
+def pair(hardware: Path, study: Path, more: Sequence[str], title: str) -> Made:
+    """Make a pair of a run's folder, unless it is there, of the same run and the same simulator.
+
+    `more`: overrides of the simulated run. `SettingError` if that would schedule under other limits, or the run did not
+    come to its end.
+    """
+    described, labels = _described(hardware), _labels(hardware)
+    config = _twin(hardware, described["spec"], more)
+    cost = _cost(config, described["spec"])
     folder = study / "pairs" / str(labels["name"])
-    if (folder / PAIR).is_file():  # written last
-        return folder
+    made_of = _digest(hardware, config, cost)
+    if _is_made_of(folder / PAIR, made_of):
+        return Made(folder, anew=False)
     rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    _link(hardware, folder / "hardware")
-    described = json.loads((hardware / "run.json").read_text(encoding="utf-8"))
-    config = _twin(hardware, described["spec"], more)
-    cost = _cost(config)
-    _predict(hardware, cost, folder / "predicted.parquet")
-    parity = _parity(hardware)
+    _link(hardware.resolve(), folder / "hardware", study)
+    predict(hardware, cost, folder / "predicted.parquet")
+    with waiting(f"{title}: replaying"):
+        parity = _parity(hardware)
     config.run_dir = str(folder / "simulated")
-    run.execute(config, f"simulating {labels['name']}", _silent)
-    facts = {name: described.get(name) for name in ("device", "started_at", "host", "versions", "revision", "model")}
-    told = {"version": VERSION, **labels, "hardware": facts, "cost": _told(cost), "parity": parity}
-    told["fitted_to"] = cost.profile.facts.get("runs", []) if isinstance(cost, Calibrated) else []
-    provenance.write(folder / PAIR, told)
-    return folder
+    run.execute(config, f"{title}: simulating")
+    told = {"version": VERSION, **labels, "hardware": _facts(hardware, described), "cost": _told(cost)}
+    fitted_to = cost.profile.facts.get("runs", []) if isinstance(cost, Calibrated) else []
+    provenance.write(folder / PAIR, told | {"parity": parity, "fitted_to": fitted_to, "made_of": made_of})
+    return Made(folder, anew=True)
+
+
+def _described(hardware: Path) -> dict[str, Any]:
+    file = hardware / "run.json"
+    if not file.is_file() or not (content := file.read_text(encoding="utf-8")):  # empty while the run begins
+        raise SettingError("not the folder of a run: it has no run.json")
+    found: dict[str, Any] = json.loads(content)
+    if found.get("ended") != "completed":
+        raise SettingError(f"the run {_end(found)}; a twin needs one that completed")
+    return found
+
+
+def _end(described: Mapping[str, Any]) -> str:
+    return {"failed": "failed", "interrupted": "was interrupted"}.get(described.get("ended", ""), "was killed")
 
 
 def _labels(hardware: Path) -> dict[str, Any]:
     """As its plan says; of any other run, its folder's name and the whole policy."""
-    file = hardware / POINT
-    if file.is_file():
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    if not (hardware / "summary.json").is_file():
-        raise SettingError(f"{hardware}: no finished run: it has no summary.json")
+    if (file := hardware / POINT).is_file():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return {label: kept[label] for label in ("name", "group", "policy", "workload", "load", "pool", "repeat")}
     name = hardware.resolve().name
     return {"name": name, "group": name, "policy": name, "workload": "-", "load": "-", "pool": "-", "repeat": 0}
 
 
-def _link(hardware: Path, place: Path) -> None:
-    place.symlink_to(hardware.resolve(), target_is_directory=True)
+def _facts(hardware: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What the run says of its machine, and its plan's runner of the GPU."""
+    point = hardware / POINT
+    kept = json.loads(point.read_text(encoding="utf-8")) if point.is_file() else {}
+    facts = {name: described.get(name) for name in FACTS}
+    return facts | {name: kept[name] for name in ("gpu", "driver", "clocks") if name in kept}
+
+
+def _link(hardware: Path, place: Path, study: Path) -> None:
+    """A study with its own runs can be moved."""
+    inside = study.resolve() in hardware.parents
+    place.symlink_to(relpath(hardware, place.parent.resolve()) if inside else hardware, target_is_directory=True)
 
 
 def _twin(hardware: Path, spec: Mapping[str, Any], more: Sequence[str]) -> DictConfig:
     """The run's own configuration with a simulated backend, and the pool that the engine found room for."""
     config = OmegaConf.merge(OmegaConf.structured(Settings), OmegaConf.load(hardware / "config.yaml"))
     assert isinstance(config, DictConfig)
-    room = ["+backend.utilization=1.0", "+backend.reserve_bytes=0.0"]
-    chosen = composed(["backend=sim", "backend/cost=calibrated", *room, *more])
-    config.backend = chosen.backend
-    for override in more:
-        name = override.partition("=")[0].lstrip("+").partition(".")[0].partition("/")[0]
-        if name != "backend":
-            config[name] = chosen[name]
+    groups = {override: override.lstrip("+").partition("=")[0].replace("/", ".").partition(".")[0] for override in more}
+    for override, group in groups.items():
+        if group not in SIMULATORS:
+            raise SettingError(f"{override}: a twin takes what its run had, but for {', '.join(SIMULATORS)}")
+        if override.startswith("backend="):
+            raise SettingError(f"{override}: a twin is simulated; leave it out, and choose a cost model with --cost")
+    room = ["backend.utilization=1.0", "backend.reserve_bytes=0.0"]
+    chosen = composed(["backend=sim", *more, *room])
+    for group in {"backend", *groups.values()}:
+        config[group] = chosen[group]
     config.kv.blocks, config.kv.block_size = spec["blocks"], spec["block_size"]
     config.limits.max_seqs, config.limits.max_tokens = spec["max_seqs"], spec["max_tokens"]
-    config.plots = False
+    config.plots, config.run_dir = False, "unset"
     return config
 
 
-def _cost(config: DictConfig) -> CostModel:
+def _cost(config: DictConfig, recorded: Mapping[str, Any]) -> CostModel:
+    """The cost model that the twin will have, once it is sure to schedule under its run's limits."""
     wanted = read(config)
     backend: Simulated = make("backend", wanted.backend, Simulated)
     plan: Plan = plan_of(wanted)
-    return backend.cost_model(plan)
+    with setting("backend"):
+        ours, theirs = asdict(backend.make(plan).spec), asdict(Spec(**recorded))
+        cost = backend.cost_model(plan)
+    if unlike := [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if _matters(name, ours, theirs)]:
+        raise SettingError(f"the run was scheduled under other limits: {'; '.join(unlike)}; is the device= the same?")
+    return cost
+
+
+def _matters(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Stepping once or many times at a time is the backend's own business."""
+    return name != "repeats" and ours[name] != theirs[name]
+
+
+def _digest(hardware: Path, config: DictConfig, cost: CostModel) -> dict[str, str]:
+    """Of all that a pair is made of but the code."""
+    parts = {"run": (hardware / "run.json").read_bytes(), "twin": OmegaConf.to_yaml(config, resolve=True).encode()}
+    if file := _told(cost)["file"]:
+        parts["cost"] = Path(file).read_bytes()
+    return {name: sha256(content).hexdigest()[:16] for name, content in parts.items()}
+
+
+def _is_made_of(file: Path, made_of: Mapping[str, str]) -> bool:
+    return file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("made_of") == made_of
 
 
 def _told(cost: CostModel) -> dict[str, Any]:
-    return {"model": type(cost).__name__, "file": getattr(cost, "file", None)}
+    """Which cost model it is, and the file that it was read from."""
+    return {"model": type(cost).__name__, "file": getattr(cost, "file", None) or getattr(cost, "path", None)}
 
 
 def _parity(hardware: Path) -> dict[str, Any]:
@@ -124,88 +168,3 @@ def _parity(hardware: Path) -> dict[str, Any]:
     except Divergence as divergence:
         return {"identical": False, "steps": 0, "text": str(divergence)}
     return {"identical": True, "steps": report.steps, "text": str(report)}
-
-
-@contextmanager
-def _silent(_title: str) -> Iterator[Meter]:
-    yield _Quiet()
-
-
-class _Quiet:
-    def update(self, done: int, total: int | None, now: float) -> None:
-        """Tells nobody."""
-
-
-# --- every step
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A step's lane as it was recorded."""
-
-    step: int
-    group: int
-    lane: str
-    planned: float
-    started: float
-    finished: float
-    stages: tuple[tuple[float, float], ...]
-
-
-STEPS = ["step", "group", "lane", "planned", "started", "finished", "count", "stage_started", "stage_finished"]
-SLICES = ["step", "sequence", "rank", "start", "length", "samples", "lane"]
-
-
-def _predict(hardware: Path, cost: CostModel, file: Path) -> None:
-    """Of lanes with slices on one rank: what copies and lockstep take is no step's own."""
-    shapes = _shapes(hardware)
-    heats = Heats(cost.throttle) if isinstance(cost, Throttled) and cost.throttle.slope else None
-    before: dict[int, float] = {}
-    found: list[tuple[Any, ...]] = []
-    for row in _rows(hardware):
-        shape = shapes.get((row.step, row.lane))
-        if shape is not None:
-            gap = row.started - before.get(row.group, 0.0)
-            waited = row.planned - before.get(row.group, 0.0)
-            idle = not 0 <= waited < NOTHING_TO_DO
-            gaps = (None, None) if idle else (gap, cost.host(shape))
-            for stage, (started, finished) in enumerate(row.stages):
-                predicted = _stage(cost, heats, row, shape, stage, started)
-                found.append(
-                    (
-                        row.step, row.lane, stage, kind(shape), shape.tokens, shape.sequences, finished - started,
-                        predicted, *(gaps if stage == 0 else (None, None)),
-                    )
-                )  # fmt: skip
-        before[row.group] = row.finished
-    columns: list[Any] = list(zip(*found, strict=True)) or [[] for _ in PREDICTED]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, PREDICTED, strict=True)]
-    pq.write_table(pa.table(arrays, PREDICTED), file)
-
-
-def _stage(cost: CostModel, heats: Heats | None, row: _Row, shape: Shape, stage: int, started: float) -> float:
-    alone = cost.stage(shape, stage)
-    if heats is None or not shape.prefill_tokens:
-        return alone.device_time
-    return alone.device_time * heats.pass_through((row.group, stage), started, alone.device_time, alone.compute)
-
-
-def _rows(hardware: Path) -> Iterator[_Row]:
-    """Repetitions, which only a simulated backend has, are told as steps of their own."""
-    for row in table(hardware, "steps", STEPS).to_pylist():
-        if row["count"] > 1:
-            raise SettingError(f"{hardware}: merged steps; run it with backend.skip_ahead=false")
-        stages: tuple[tuple[float, float], ...] = ((row["started"], row["finished"]),)
-        if row["stage_started"]:
-            stages = tuple(zip(row["stage_started"], row["stage_finished"], strict=True))
-        times = (row["planned"], row["started"], row["finished"])
-        yield _Row(row["step"], row["group"], row["lane"], *times, stages)
-
-
-def _shapes(hardware: Path) -> dict[tuple[int, str], Shape]:
-    parts: dict[tuple[int, str], list[Slice]] = {}
-    for step, sequence, rank, start, length, samples, lane in zip(
-        *table(hardware, "slices", SLICES).to_pydict().values(), strict=True
-    ):
-        parts.setdefault((step, lane), []).append(Slice(sequence, 0, rank, start, length, samples, ()))
-    return {key: Shape.of(slices) for key, slices in parts.items() if len({part.rank for part in slices}) == 1}
