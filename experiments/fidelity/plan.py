@@ -56,8 +56,9 @@ def read(plan: str) -> list[Point]:
         shipped = ", ".join(sorted(found.stem for found in PLANS.glob("*.yaml")))
         raise SettingError(f"plan={plan}: {error.strerror}; give a YAML file or one of: {shipped}") from error
     except (YAMLError, KeyError, TypeError, AttributeError) as error:
+        told = " ".join(str(error).split())
         raise SettingError(
-            f"plan={plan}: not a plan ({type(error).__name__}: {error}); see {PLANS / 'cpu.yaml'}"
+            f"plan={plan}: not a plan ({type(error).__name__}: {told}); see {PLANS / 'cpu.yaml'}"
         ) from error
 
 

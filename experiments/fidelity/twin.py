@@ -117,7 +117,7 @@ def _twin(hardware: Path, spec: Mapping[str, Any], more: Sequence[str]) -> DictC
             raise SettingError(f"{override}: a twin takes what its run had, but for {', '.join(SIMULATORS)}")
         if override.startswith("backend="):
             raise SettingError(f"{override}: a twin is simulated; leave it out, and choose a cost model with --cost")
-    room = ["backend.utilization=1.0", "backend.reserve_bytes=0.0"]
+    room = ["++backend.utilization=1.0", "++backend.reserve_bytes=0.0"]
     chosen = composed(["backend=sim", *more, *room])
     for group in {"backend", *groups.values()}:
         config[group] = chosen[group]
