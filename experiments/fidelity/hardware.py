@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from experiments import provenance, run
 from experiments.calibrate import clocks
 from experiments.composing import composed
-from experiments.errors import tell
+from experiments.errors import explain, tell
 from experiments.fidelity.plan import Point
 from experiments.points import PROBLEM
 from experiments.settings import SettingError
@@ -49,7 +49,7 @@ def serve(points: Sequence[Point], study: Path, more: Sequence[str] = (), budget
     """Every point that is not finished, in order, until one would not end within `budget` seconds from now.
 
     `more`: overrides for all of them. A point that fails is told and does not take the others with it.
-    `SettingError` if one is finished already, but with other overrides.
+    `SettingError` if one is finished already, but with other overrides, or does not compose.
     """
     began, served = monotonic(), Served()
     spent = {point: seconds for point in points if (seconds := _spent(point, study, more)) is not None}
@@ -97,11 +97,11 @@ def _spent(point: Point, study: Path, more: Sequence[str]) -> float | None:
 
 def _run(point: Point, folder: Path, more: Sequence[str], title: str) -> bool:
     """Whether it came to its end."""
+    config = _config(point, more)
+    config.run_dir = str(folder)
     _move_aside(folder)
     since = monotonic()
     try:
-        config: DictConfig = composed([*point.overrides, *more])
-        config.run_dir = str(folder)
         folder.mkdir(parents=True)
         with clocks.recorded(folder / CLOCKS, str(config.backend.get("device")).startswith("cuda")):
             run.execute(config, title)
@@ -115,6 +115,16 @@ def _run(point: Point, folder: Path, more: Sequence[str], title: str) -> bool:
     kept = {"seconds": monotonic() - since, "overrides": [*point.overrides, *more]}
     provenance.write(folder / POINT, point.labels() | kept | _gpu(folder))
     return True
+
+
+def _config(point: Point, more: Sequence[str]) -> DictConfig:
+    """What does not compose is a wrong plan, not a point that fails."""
+    try:
+        return composed([*point.overrides, *more])
+    except Exception as error:
+        if (line := explain(error)) is None:
+            raise
+        raise SettingError(f"{point.name}: {line}") from error
 
 
 def _move_aside(folder: Path) -> None:

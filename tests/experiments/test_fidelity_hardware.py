@@ -106,6 +106,12 @@ def test_a_point_that_fails_takes_no_other_with_it(tmp_path, capsys):
     assert finished(tmp_path) == [tmp_path / "hardware" / point("orca").name]
 
 
+def test_a_plan_that_does_not_compose_is_told_at_once(tmp_path, ran):
+    with pytest.raises(SettingError, match=r"^short-near-full-vllm_v1: kv\.blocksize=3: "):
+        serve([point("vllm_v1"), point("orca")], tmp_path, ["kv.blocksize=3"])
+    assert ran == []
+
+
 def test_an_interrupted_run_is_no_point(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
