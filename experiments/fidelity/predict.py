@@ -72,7 +72,7 @@ class Hosts:
         before = self._before.get(lane.group)
         self._committed += 1
         self._before[lane.group] = self._committed, lane.finished
-        if before is None or lane.planned < before[1]:
+        if before is None:
             return None
         commits, finished = before
         first = bisect_left(self._commits, commits)

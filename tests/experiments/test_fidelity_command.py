@@ -54,6 +54,12 @@ def test_overrides_may_stand_anywhere(fidelity):
     assert out.count("\n") == 1
 
 
+def test_a_folder_may_be_named_like_an_override(fidelity, tmp_path):
+    (tmp_path / "rate=2").mkdir()
+    code, _, err = fidelity("twin", str(tmp_path / "rate=2"), "-o", "STUDY")
+    assert (code, err) == (2, f"error: {tmp_path / 'rate=2'}: not the folder of a run: it has no run.json\n")
+
+
 def test_what_is_left_for_want_of_time_is_told(fidelity):
     assert fidelity("run", "PLAN", "-o", "STUDY", "--only", "*one")[0] == 0
     code, out, _ = fidelity("run", "PLAN", "-o", "STUDY", "--budget", "0")

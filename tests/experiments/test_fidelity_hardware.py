@@ -77,19 +77,22 @@ def test_nothing_begins_that_would_end_too_late(tmp_path, ran, monkeypatch):
 
 
 def test_finished_points_tell_how_long_others_take():
-    spent = {point("a"): 5.0, point("b", load="past"): 20.0, point("c", workload="long"): 70.0}
+    spent = {point("a"): 5.0, point("b"): 8.0, point("c", load="past"): 20.0, point("d", workload="long"): 70.0}
     assert expected(point("a", repeat=1), spent) == 5.0
-    assert expected(point("z"), spent) == 5.0  # in the same setting
+    assert expected(point("z"), spent) == 8.0  # in the same setting
     assert expected(point("z", load="below"), spent) == 20.0  # of the same workload
     assert expected(point("z", workload="other"), spent) == 70.0
     assert expected(point("a"), {}) == 0.0
 
 
-def test_time_of_points_that_were_there_counts(tmp_path, ran):
-    serve([point("vllm_v1")], tmp_path)
-    file = tmp_path / "hardware" / point("vllm_v1").name / POINT
+def test_time_of_points_that_were_there_counts_and_the_order_is_kept(tmp_path):
+    long, short = point("vllm_v1"), point("vllm_v1", workload="other")
+    serve([long, short], tmp_path)
+    file = tmp_path / "hardware" / long.name / POINT
     file.write_text(json.dumps(json.loads(file.read_text()) | {"seconds": 1e6}))
-    assert serve([point("vllm_v1"), point("orca")], tmp_path, budget=1e5).left == [point("orca").name]
+    rest = [point("orca"), point("orca", workload="other")]  # the second would fit
+    served = serve([long, short, *rest], tmp_path, budget=1e5)
+    assert (served.done, served.left) == ([long.name, short.name], [one.name for one in rest])
 
 
 def test_a_finished_point_with_other_overrides_is_no_result_of_this_plan(tmp_path):

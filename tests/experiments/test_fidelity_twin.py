@@ -15,6 +15,7 @@ from experiments.fidelity.predict import predict
 from experiments.fidelity.twin import PAIR, pair
 from experiments.settings import SettingError
 from playground.sim.cost.model import IDLE
+from playground.sim.cost.profile import shipped
 from playground.trace import expand, read
 
 SMALL = ("model=tiny", "kv.blocks=90", "workload.requests=16", "workload.rate=3000", "workload.max_length=256")
@@ -102,6 +103,7 @@ def test_the_twin_of_a_simulated_clock_errs_nowhere(tmp_path, overrides):
     assert predicted.num_rows == len(steps) * (2 if "parallel=pp2" in overrides else 1)
     assert seconds(predicted, ["predicted"]) == pytest.approx(seconds(predicted, ["measured"]), abs=1e-12)
     gaps = predicted.filter(pc.is_valid(predicted.column("gap_measured")))
+    assert set(gaps.column("stage").to_pylist()) == {0}
     assert seconds(gaps, ["gap_predicted"]) == pytest.approx(seconds(gaps, ["gap_measured"]), abs=1e-12)
 
 
@@ -151,14 +153,31 @@ def test_decisions_that_differ_are_recorded_and_not_raised(hardware, tmp_path):
     assert "replayed" in parity["text"]
 
 
-def test_what_the_machine_found_room_for_is_carried_over(hardware, tmp_path):
-    """Its configuration says no number of blocks, and the simulated device would have others."""
+def test_what_the_machine_found_is_carried_over(hardware, tmp_path):
+    """Its configuration says less, and a simulated device would find other limits."""
     other = copied(hardware, tmp_path / "other")
     config = OmegaConf.load(other / "config.yaml")
     config.kv.blocks = None
     OmegaConf.save(config, other / "config.yaml")
+    described = json.loads((other / "run.json").read_text())
+    described["spec"] |= {"max_seqs": 7, "max_tokens": 300}
+    (other / "run.json").write_text(json.dumps(described))
     spec = json.loads((pair(other, tmp_path, SHEET, "").folder / "simulated" / "run.json").read_text())["spec"]
-    assert spec["blocks"] == 90
+    assert [spec[name] for name in ("blocks", "max_seqs", "max_tokens")] == [90, 7, 300]
+
+
+def test_a_full_pool_fits_and_another_profile_is_another_pair(tmp_path):
+    """Engines may fill more of the memory than the simulator would leave them."""
+    full = ("model=qwen3-8b", "device=h200", "kv.blocks=null", "backend.utilization=0.97", "workload.requests=2")
+    one = made(tmp_path / "run", *STEPPED, *full)
+    profile = tmp_path / "profile.json"
+    profile.write_bytes((shipped() / "h200" / "qwen3-8b" / "single.json").read_bytes())
+    with_profile = ["backend/cost=calibrated", f"++backend.cost.path={profile}"]
+    first = pair(one, tmp_path, with_profile, "")
+    assert told(first)["cost"] == {"model": "Calibrated", "file": str(profile)}
+    assert not pair(one, tmp_path, with_profile, "").anew
+    profile.write_text(profile.read_text() + "\n")
+    assert pair(one, tmp_path, with_profile, "").anew
 
 
 def test_other_limits_are_refused(hardware, tmp_path):
@@ -218,6 +237,13 @@ def test_work_that_a_policy_held_back_is_no_gap(hardware, tmp_path):
     pq.write_table(pa.Table.from_pylist(later, read(hardware, "arrivals").schema), other / "arrivals.parquet")
     changed = [(a, b) for a, b in zip(before, gaps(other), strict=True) if a != b]
     assert changed == [(before[early["commits"]], None)]
+
+
+def test_lanes_of_ranks_in_lockstep_are_left_out(tmp_path):
+    together = made(tmp_path / "run", *STEPPED, "parallel=dp_attention", "parallel.replicas=2", "workload.requests=6")
+    lanes = read(together, "slices").group_by(["step", "lane"]).aggregate([("rank", "count_distinct")])
+    alone = pc.sum(pc.equal(lanes.column("rank_count_distinct"), 1)).as_py()
+    assert 0 < len(gaps(together)) == alone < lanes.num_rows
 
 
 def test_merged_steps_are_refused(tmp_path):
