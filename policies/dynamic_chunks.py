@@ -140,11 +140,14 @@ class DeadlineChunks:
 
     def prefill(self, draft: Draft, decodes: int, context: int) -> int:
         """Prompt tokens of a step with so many decodes, if the first prompt looks back on `context` tokens."""
+        sizes = self._sizes(draft)
         slack = _next_deadline(draft.decoding) - draft.now
+        if slack == inf:
+            return max(sizes[-1] - decodes, 0)
         behind = sum([sequence.launched for sequence in draft.decoding])
-        for size in reversed(self._sizes(draft)):
+        for size in reversed(sizes):
             most = max(size - decodes, 0)
-            if slack == inf or self.margin * self.time(most, decodes, context, behind) <= slack:
+            if self.margin * self.time(most, decodes, context, behind) <= slack:
                 return most
         return most
 

@@ -18,8 +18,9 @@ class FuturePeak:
     block size - 1 tokens more, for its last block; shared prefixes count for everybody. Whoever outlives its prediction
     counts as ending with its next token. Nobody is preempted if lengths are not longer than predicted, prompts are
     computed in the step that admits them and everybody decodes in every step; a longer prefill shifts peaks.
-    `predictor`: `max_tokens` (safe), a predictor that errs, or the oracle, as in the paper. With `order=sjf` of the
-    same predictor it is MC-SF. Source: MC-SF, arXiv 2502.07115 (2025), the rule from its abstract and summaries.
+    `predictor`: `max_tokens` (safe), a predictor that errs, or the oracle, as in the paper. `policy=mc_sf` has it with
+    `order=sjf`, of the same predictor, and whole prompts.
+    Source: MC-SF, arXiv 2502.07115 (2025), the rule from its abstract and summaries.
     """
 
     predictor: Predictor = MaxTokens()  # noqa: RUF009  (frozen)

@@ -15,8 +15,10 @@ class InFlight:
     goes alone.
 
     While decodes run, prompts wait up to `wait_steps` steps for a step of at least `wait_share` of `tokens`. Meant
-    with `admission=max_length`. Source: TensorRT-LLM 1.x, PyTorch backend (`max_num_tokens` 8192; context chunking off
-    by default; `batch_wait_timeout_iters`, `batch_wait_max_tokens_ratio` in `py_executor.py`).
+    with `admission=max_length`, which is its GUARANTEED_NO_EVICT; its MAX_UTILIZATION is `admission=always`, where the
+    last that started pauses, and computes again, for an older one without room (`victims=last_arrived`).
+    Source: TensorRT-LLM 1.x, PyTorch backend (`max_num_tokens` 8192; context chunking off by default; `scheduler.py` at
+    034fffb; `batch_wait_timeout_iters`, `batch_wait_max_tokens_ratio` in `py_executor.py`).
     """
 
     tokens: int = 8192

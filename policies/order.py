@@ -58,7 +58,7 @@ class Sjf:
     _ranks: dict[int, Ranking] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_ageing(self.ageing, "tokens")
+        check_ageing(self.ageing, "tokens")
 
     def __call__(self, draft: Draft) -> Iterator[Sequence]:
         return by_key(self._ranks, self.key, draft)
@@ -101,7 +101,7 @@ class Priority:
     _ranks: dict[int, Ranking] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_ageing(self.ageing, "priorities")
+        check_ageing(self.ageing, "priorities")
 
     def __call__(self, draft: Draft) -> Iterator[Sequence]:
         return by_key(self._ranks, self.key, draft)
@@ -130,6 +130,7 @@ class Edf:
         return (sequence.request.arrival + slo.ttft + since,)
 
 
-def _check_ageing(ageing: float, unit: str) -> None:
+def check_ageing(ageing: float, unit: str) -> None:
+    """Refuse an advantage that is negative or without bound."""
     if not 0 <= ageing < inf:
         raise ValueError(f"policy.order.ageing={ageing} must be 0 (none) or more {unit} a second")

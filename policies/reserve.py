@@ -107,10 +107,10 @@ class DecodeReserve:
     """When its first chunk leaves the blocks that a share of what decodes may still sample would take.
 
     reserve = Σ over decodes of ceil((int(ratio x left) - room in its last block) / block size), at least one block a
-    pipeline stage. The ratio starts at `init`, rises by `rise` with every preemption (at most to 1) and falls by `fall`
-    a step, down to `floor`. Prompts that are being computed reserve nothing.
-    Source: gLLM main (`c7dc791`, June 2026: `new_token_ratio` 0.7, 0.1, +0.05, -0.002), where the same reserve bounds
-    the prefill tokens of a step; here chunks of admitted prompts go on.
+    pipeline stage. The ratio starts at `init`, rises by `rise` with every step that preempts, however many (at most to
+    1), and falls by `fall` a step, down to `floor`. Prompts that are being computed reserve nothing.
+    Source: gLLM main (`c7dc791`, June 2026: `new_token_ratio` 0.7, 0.1, +0.05 once a `check_preempt`, -0.002), where
+    the same reserve bounds the prefill tokens of a step; here chunks of admitted prompts go on.
     """
 
     init: float = 0.7
@@ -142,7 +142,7 @@ class DecodeReserve:
         return max(draft.spec.stages, reserved_blocks(draft.running, self.ratio(draft), draft.spec.block_size))
 
     def preempted(self, draft: Draft) -> None:
-        self._share.set(draft, min(1.0, self.ratio(draft) + self.rise * len(draft.preempted)))
+        self._share.set(draft, min(1.0, self.ratio(draft) + self.rise))
 
 
 def reserved_blocks(running: Iterable[Sequence], ratio: float, size: int) -> int:

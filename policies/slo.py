@@ -100,13 +100,14 @@ class Credits:
             alive = {sequence.id for sequence in draft.running}
             for id in [id for id in credits if id not in alive]:
                 del credits[id]
-        tightest = min([sequence.request.slo.tpot for sequence in draft.decoding], default=inf)
+        tpots = [sequence.request.slo.tpot for sequence in draft.decoding]
+        tightest = min(tpots, default=inf)
         if tightest == inf:
             return draft.decoding
+        earned = {tpot: self.least if tpot == inf else max(tightest / tpot, 1e-3) for tpot in set(tpots)}
         chosen: list[Sequence] = []
-        for sequence in draft.decoding:
-            tpot = sequence.request.slo.tpot
-            credit = credits.get(sequence.id, 0.0) + (self.least if tpot == inf else max(tightest / tpot, 1e-3))
+        for sequence, tpot in zip(draft.decoding, tpots, strict=True):
+            credit = credits.get(sequence.id, 0.0) + earned[tpot]
             if credit > 1 - 1e-9:  # ten tenths are not quite one
                 chosen.append(sequence)
                 credit -= 1

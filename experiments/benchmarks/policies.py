@@ -5,9 +5,10 @@
 Every composition of conf/policy, and every part of its groups in the place of its like in `chunked_prefill`. A rank has
 16, 256 or 1,024 decodes running and 0 or 1,000 requests waiting (prompts of 100 to 1,599 tokens); before every step
 one more arrives and the newest gives up. `full`: no seat is free. `tight`: seats are, but no more KV than this step's
-decodes need. Only `fill` is timed; what the draft itself costs stands beside it. The bare loop reads two counters of
-each decode and lists them: a decision can hardly cost less. Growth: the exponent of time over sequences, from 256 to
-1,024. Routes choose among 8 replicas with loads that change. Exits with 1 if a policy that is not in `HEAVY` takes
+decodes need. `alike`: tight, and 128 wait whose prompts begin alike in 20 families, of which the prefix cache has ten
+(320 tokens each): as many as orders look up that go by it. Every request has objectives. Only `fill` is timed; what the
+draft itself costs stands beside it. The bare loop reads two counters of each decode and lists them: a decision can
+hardly cost less. Growth: the exponent of time over sequences, from 256 to 1,024. Routes choose among 8 replicas with loads that change. Exits with 1 if a policy that is not in `HEAVY` takes
 longer than the limit.
 """
 
@@ -17,7 +18,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from math import log
@@ -32,7 +33,7 @@ from hydra.utils import instantiate
 
 from experiments import launcher, plugins, provenance, settings
 from experiments.overrides import completing
-from playground.core import Request, Spec
+from playground.core import Request, Slo, Spec
 from playground.draft import Draft
 from playground.policy import ClusterView, Load
 from playground.rank import Rank
@@ -44,6 +45,9 @@ CONF = Path(__file__).parents[2] / "conf" / "policy"
 LIMIT = 150.0
 """Microseconds, at 256 running and 1,000 waiting."""
 RUNNING, WAITING = (16, 256, 1024), (0, 1000)
+ALIKE = 128
+"""Who waits where prompts begin alike: with more, `longest_prefix` and its like fall back to the order of arrival."""
+FAMILIES, SHARED_BLOCKS = 20, 20
 STEPS, ROUNDS = 15, 3
 """The least of the rounds' medians counts: what else a machine does only adds."""
 HEAVY: Mapping[str, str] = {
@@ -51,6 +55,9 @@ HEAVY: Mapping[str, str] = {
     "budget=qoe": "weighs everybody's experience at every step, and exchanges who runs",
     "scorpio": "looks at the objectives of all that wait",
     "token_throttling_no_threshold": "admits into the last blocks, and so preempts at every step that is tight",
+    "order=longest_prefix": "looks up to 128 prompts up in the prefix cache",
+    "order=hrrn": "looks up to 128 prompts up in the prefix cache",
+    "order=shortest_prefill": "looks up to 128 prompts up in the prefix cache",
     "order=mlfq": "exchanges who runs: newcomers outrank long answers",
     "admission=early_rejection": "a queue so long is turned away: each time it is a new one of 1,000",
     "admission=load_rejection": "a queue so long is turned away: each time it is a new one of 1,000",
@@ -67,7 +74,7 @@ class Row:
     name: str
     times: dict[str, float]
     worst: float
-    """Of the situations with 256 running and 1,000 waiting."""
+    """Of the situations with 256 running and somebody waiting."""
     ratio: float
     growth: float
     heavy: str
@@ -134,12 +141,15 @@ def maker(name: str) -> Callable[[], Any]:
 
 
 class Scene:
-    """A rank with so many decodes running and requests waiting. `tight`: with seats left, but no KV beside decodes'."""
+    """A rank with so many decodes running and requests waiting. `tight`: with seats left, but no KV beside decodes'.
 
-    def __init__(self, running: int, waiting: int, tight: bool) -> None:
+    `alike`: those that wait share prefixes, of which half are cached, held by decodes.
+    """
+
+    def __init__(self, running: int, waiting: int, tight: bool, alike: bool = False) -> None:
         seats = running + 64 if tight else running
         self.spec = Spec(blocks=running * 20 + 2000, max_seqs=seats, layers=(8, 8), spare_layers=1)
-        self.tight = tight
+        self.tight, self.alike = tight, alike
         self.kept: list[int] = []
         """Blocks that nobody in the scene can have."""
         self.rank = Rank(0, self.spec, True, True)
@@ -148,18 +158,33 @@ class Scene:
         self.ordinal = 0
         for place in range(running):
             self._decode(200 + place % 64)
+        if alike:
+            for family in range(FAMILIES // 2):
+                self._publish(family)
         for _ in range(waiting):
             self._arrive()
         self.sizes = running, waiting
 
     def _request(self, prompt: int) -> Request:
         id = next(self.ids)
-        return Request(id, id * 1e-3, prompt, 1000, priority=id % 4, tenant=f"{id % 8}", session=f"{id % 100}")
+        slo = Slo(1000.0, 0.05 if id % 2 else 0.1)
+        names = {"tenant": f"{id % 8}", "session": f"{id % 100}"}
+        return Request(id, id * 1e-3, prompt, 1000, priority=id % 4, slo=slo, **names)
 
-    def _arrive(self) -> Served:
+    def _arrive(self) -> None:
         request = self._request(100 + self.rng.randrange(1500))
-        self.rank.enqueue(sequence := Served(request, 0))
-        return sequence
+        if self.alike:
+            blocks = request.prompt_length // request.hash_block
+            own = range((request.id + FAMILIES) * 1000, (request.id + FAMILIES) * 1000 + blocks)
+            request = replace(request, hashes=(*_family(request.id % FAMILIES), *own)[:blocks])
+        sequence = Served(request, 0)
+        sequence.keys = self.rank.keys(request)
+        self.rank.enqueue(sequence)
+
+    def _publish(self, family: int) -> None:
+        """Its prefix is in the cache, and stays there."""
+        for block, key in zip(self.rank.pool.allocate(SHARED_BLOCKS), _family(family), strict=True):
+            self.rank.pool.publish(block, key)
 
     def _decode(self, context: int) -> None:
         self.rank.enqueue(sequence := Served(self._request(context), 0))
@@ -198,16 +223,21 @@ class Scene:
             pool.release([self.kept.pop() for _ in range(-more)])
 
 
+def _family(family: int) -> tuple[int, ...]:
+    """Hashes of the blocks that its prompts begin with."""
+    return tuple(range(family * 1000, family * 1000 + SHARED_BLOCKS))
+
+
 # --- how long
 
 
-def fills(make: Callable[[], Any], running: int, waiting: int, tight: bool, steps: int = STEPS) -> Iterator[int]:
+def fills(make: Callable[[], Any], scene_of: Callable[[], Scene], steps: int = STEPS) -> Iterator[int]:
     """Nanoseconds of each `fill`."""
-    policy, scene = make(), Scene(running, waiting, tight)
+    policy, scene = make(), scene_of()
     for _ in range(steps):
         if not scene.as_made:
-            policy, scene = make(), Scene(running, waiting, tight)
-        if tight:
+            policy, scene = make(), scene_of()
+        if scene.tight:
             scene.tighten()
         draft = scene.draft()
         start = thread_time_ns()
@@ -216,9 +246,10 @@ def fills(make: Callable[[], Any], running: int, waiting: int, tight: bool, step
         scene.next()
 
 
-def fill_time(make: Callable[[], Any], running: int, waiting: int, tight: bool) -> float:
+def fill_time(make: Callable[[], Any], running: int, waiting: int, tight: bool, alike: bool = False) -> float:
     """Its median, in microseconds."""
-    return min(median(fills(make, running, waiting, tight)) for _ in range(ROUNDS)) / 1e3
+    scene_of = partial(Scene, running, waiting, tight, alike)
+    return min(median(fills(make, scene_of)) for _ in range(ROUNDS)) / 1e3
 
 
 def measured(name: str, loop: Mapping[str, float]) -> Row:
@@ -229,9 +260,10 @@ def measured(name: str, loop: Mapping[str, float]) -> Row:
             for waiting in WAITING[tight:]:  # with nobody waiting nothing is tight
                 times[f"{running}+{waiting} {'tight' if tight else 'full'}"] = fill_time(make, running, waiting, tight)
     few, many = RUNNING[1:]
-    worst = max(times[f"{few}+1000 {where}"] for where in ("full", "tight"))
-    most = max(times[f"{many}+1000 {where}"] for where in ("full", "tight"))
-    growth = log(most / worst) / log(many / few)
+    times[f"{few}+{ALIKE} alike"] = fill_time(make, few, ALIKE, tight=True, alike=True)
+    fewer, most = (max(times[f"{running}+1000 {where}"] for where in ("full", "tight")) for running in (few, many))
+    worst = max(fewer, times[f"{few}+{ALIKE} alike"])
+    growth = log(most / fewer) / log(many / few)
     return Row(name, times, worst, worst / loop[str(few)], growth, HEAVY.get(name, ""))
 
 

@@ -25,7 +25,15 @@ PAGES = ("README.md", "docs/decision-cost.md", "docs/gpu.md", "docs/parallel.md"
 UNRECORDED = "Not measured yet."
 POLICIES = ("chunked_prefill", "vllm_v0", "token_throttling")
 
-DECISIONS = ("16+1000 full", "256+0 full", "256+1000 full", "256+1000 tight", "1024+1000 full", "1024+1000 tight")
+DECISIONS = (
+    "16+1000 full",
+    "256+0 full",
+    "256+1000 full",
+    "256+1000 tight",
+    "256+128 alike",
+    "1024+1000 full",
+    "1024+1000 tight",
+)
 
 Record = Mapping[str, Any]
 

@@ -35,7 +35,8 @@ class Seen:
 def test_a_scene_is_the_same_at_every_step(tight):
     """16 decodes, each of which is placed; nobody comes in, for want of a seat or of blocks; the queue moves."""
     seen = Seen(Composed(ChunkedPrefill()))
-    assert len(list(policies.fills(lambda: seen, 16, 20, tight, steps=40))) == 40
+    scene_of = partial(policies.Scene, 16, 20, tight)
+    assert len(list(policies.fills(lambda: seen, scene_of, steps=40))) == 40
     for decoding, waiting, seats, free, _, tokens, rows in seen.drafts:
         assert (decoding, waiting, tokens, rows) == (16, 20, 16, 16)
         assert seats == (64 if tight else 0)
@@ -48,8 +49,22 @@ def test_a_policy_that_changes_who_runs_is_given_a_new_scene():
             draft.preempt(next(iter(draft.running)))
 
     seen = Seen(Evicting())
-    list(policies.fills(lambda: seen, 4, 5, False, steps=3))
+    list(policies.fills(lambda: seen, partial(policies.Scene, 4, 5, False), steps=3))
     assert [draft[:2] for draft in seen.drafts] == [(4, 5)] * 3
+
+
+def test_prompts_that_begin_alike_do_and_half_of_their_families_are_cached():
+    scene = policies.Scene(16, policies.ALIKE, True, alike=True)
+    for _ in range(20):
+        scene.tighten()
+        draft = scene.draft()
+        hits = {one.request.id: draft.prefix_hit(one) for one in draft.waiting}
+        assert len(hits) == policies.ALIKE
+        found = sum(hit > 0 for hit in hits.values())
+        assert abs(found - policies.ALIKE / 2) <= policies.FAMILIES / 2
+        assert max(hits.values()) == policies.SHARED_BLOCKS * draft.spec.block_size
+        assert len({one.keys[0] for one in draft.waiting}) == policies.FAMILIES
+        scene.next()
 
 
 def test_what_is_timed_is_the_decision():
@@ -76,7 +91,7 @@ def test_every_option_is_measured():
 def test_no_policy_is_far_above_the_limit_but_those_that_are_named():
     """Of all compositions; with a margin of three for a busy machine. The benchmark itself has none."""
     for name in (name for name in policies.names() if "=" not in name and name not in policies.HEAVY):
-        times = policies.fills(policies.maker(name), 256, 1000, tight=True, steps=7)
+        times = policies.fills(policies.maker(name), partial(policies.Scene, 256, 1000, True), steps=7)
         assert median(times) / 1e3 < 3 * policies.LIMIT, name
 
 

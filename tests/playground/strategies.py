@@ -30,7 +30,7 @@ from policies.overlap import Overlap
 from policies.predictors import LogNormal, MaxTokens, RankNoise, Saturating
 from policies.preemptive import PreemptivePriority, Srtf
 from policies.prefill_first import ChunkedPrefillFirst
-from policies.prefix import Hrrn, LongestPrefix
+from policies.prefix import Hrrn, LongestPrefix, ShortestPrefill
 from policies.prefix_route import CacheAware, Preble
 from policies.qoe import QoeKnapsack
 from policies.rejection import EarlyRejection, LoadRejection
@@ -170,7 +170,18 @@ ORDERS = st.one_of(
     st.just(Fcfs()),
     st.builds(Sjf, PREDICTORS, st.sampled_from([0.0, 30.0])),
     st.sampled_from(
-        [Lof(), Priority(), Priority(ageing=50.0), Edf(), Vtc(), LongestPrefix(2), Hrrn(), LongestPrefix()]
+        [
+            Lof(),
+            Priority(),
+            Priority(ageing=50.0),
+            Edf(),
+            Vtc(),
+            LongestPrefix(2),
+            Hrrn(),
+            LongestPrefix(),
+            ShortestPrefill(),
+            ShortestPrefill(50.0, 2),
+        ]
     ),
     st.builds(Srtf, PREDICTORS, st.sampled_from([0.0, 4.0])),
     st.builds(PreemptivePriority, st.sampled_from([0, 3]), st.booleans()),

@@ -4,7 +4,7 @@ import pytest
 
 from playground.draft import How
 from policies.order import Fcfs
-from policies.prefix import Hrrn, LongestPrefix
+from policies.prefix import Hrrn, LongestPrefix, ShortestPrefill
 from tests.policies.scene import Scene
 
 
@@ -65,7 +65,36 @@ def test_with_too_many_waiting_it_is_first_come_first_served():
 def test_nobody_is_looked_up_while_no_seat_is_free():
     scene = Scene(max_seqs=1)
     scene.decodes(), scene.waits()
-    assert ids(LongestPrefix(), scene) == ids(Hrrn(), scene) == []
+    assert ids(LongestPrefix(), scene) == ids(Hrrn(), scene) == ids(ShortestPrefill(), scene) == []
+
+
+def test_the_shortest_prefill_is_that_of_which_least_is_not_cached():
+    # To compute: 400, 100, 400 - 320 = 80, and 112 of a twin that shares its 112 with nobody yet: last with the other.
+    scene = Scene()
+    cached(scene, family=1, tokens=320)
+    long, short, match, first, twin = (
+        scene.waits(prompt=prompt, hashes=hashes).id
+        for prompt, hashes in ((400, ()), (100, ()), (400, chain(1, 400)), (112, chain(5, 112)), (64, chain(5, 64)))
+    )
+    assert ids(ShortestPrefill(), scene) == [match, short, first, long, twin]
+    assert ids(ShortestPrefill(fallback=4), scene) == [twin, short, first, long, match]  # too many: whole prompts
+
+
+@pytest.mark.parametrize("fallback", [128, 1])
+def test_ageing_lets_a_long_prompt_through(fallback):
+    # 400 tokens at 0 s against 100 at 3 s: at 100 tokens a second they are equal, and the first in the queue goes.
+    for ageing, order in ((0.0, [1, 0]), (99.0, [1, 0]), (100.0, [0, 1]), (101.0, [0, 1])):
+        scene = Scene()
+        scene.waits(prompt=400, arrival=0.0), scene.waits(prompt=100, arrival=3.0)
+        assert ids(ShortestPrefill(ageing=ageing, fallback=fallback), scene) == order
+
+
+def test_what_was_sampled_before_a_preemption_is_to_be_computed_again():
+    scene = Scene(prefix_cache=False)
+    victim = scene.decodes(200, returned=150)
+    scene.draft().preempt(victim)
+    short = scene.waits(prompt=150).id
+    assert ids(ShortestPrefill(), scene) == [short, victim.id]
 
 
 def test_the_response_ratio_weighs_waiting_against_what_is_to_be_prefilled():
@@ -79,7 +108,7 @@ def test_the_response_ratio_weighs_waiting_against_what_is_to_be_prefilled():
 
 
 def test_a_swapped_sequence_has_all_its_tokens_already():
-    for order in (LongestPrefix(), Hrrn()):
+    for order in (LongestPrefix(), Hrrn(), ShortestPrefill(), ShortestPrefill(fallback=1)):
         scene = Scene(host_blocks=100)
         victim = scene.decodes(160)
         scene.draft().preempt(victim, How.SWAP)
@@ -94,6 +123,8 @@ def test_a_swapped_sequence_has_all_its_tokens_already():
     [
         (lambda: LongestPrefix(fallback=-1), "policy.order.fallback=-1"),
         (lambda: Hrrn(shared=0), "policy.order.shared=0"),
+        (lambda: ShortestPrefill(fallback=-1), "policy.order.fallback=-1"),
+        (lambda: ShortestPrefill(ageing=-1), "policy.order.ageing=-1 must be 0 .none. or more tokens a second"),
     ],
 )
 def test_options_out_of_range_are_named(make, told):

@@ -9,14 +9,23 @@ from playground.core import RequestView, Slo
 from playground.policy import ClusterView, Load
 from policies.tpot_classes import TpotClasses
 
-ROUTE = TpotClasses((0.02, 0.05), step=0.01, per_decode=0.001)
-"""Up to 10 requests in the tight class, 40 in the loose one."""
+
+def two_classes(**options):
+    """Up to 10 requests in the tight class, 40 in the loose one."""
+    return TpotClasses((0.02, 0.05), step=0.01, per_decode=0.001, **options)
+
+
+def view(*running, now=1.0, taken=1.0):
+    loads = [Load(rank, 0, count, 0, 100, 100) for rank, count in enumerate(running)]
+    return ClusterView(now, taken, loads, Random(0), lambda rank: 0, fresh=now == taken)
+
+
+def request(tpot):
+    return RequestView(0, 0.0, 10, 10, slo=Slo(tpot=tpot))
 
 
 def sent(tpot, *running):
-    loads = [Load(rank, 0, count, 0, 100, 100) for rank, count in enumerate(running)]
-    view = ClusterView(1.0, 1.0, loads, Random(0), lambda rank: 0)
-    return ROUTE(RequestView(0, 0.0, 10, 10, slo=Slo(tpot=tpot)), view)
+    return two_classes()(request(tpot), view(*running))
 
 
 def test_the_most_loaded_that_keeps_its_class_is_filled_first():
@@ -35,29 +44,37 @@ def test_a_tighter_one_never_goes_to_a_looser_replica():
     assert sent(0.02, 12, 11, 0, 0) == 1  # overloaded, and less so than the other
 
 
-def test_of_equals_the_first():
-    assert sent(0.02, 5, 5, 0, 0) == 0
-    assert sent(0.02, 11, 11, 0, 0) == 0
+@pytest.mark.parametrize("running", [0, 5, 11])
+def test_equals_take_turns(running):
+    route = two_classes()
+    assert [route(request(0.02), view(running, running, 0, 0)) for _ in range(4)] == [0, 1, 0, 1]
+
+
+def test_a_replica_is_full_with_what_it_was_sent_since_the_report():
+    # Eight are known of the first, one of the second: two and nine more fill them, and then the less loaded is next.
+    known = view(8, 1, 0, 0, now=1.2, taken=1.0)
+    route = two_classes()
+    assert [route(request(0.02), known) for _ in range(13)] == [0] * 2 + [1] * 9 + [0, 1]
+    blind = two_classes(own=False)
+    assert [blind(request(0.02), known) for _ in range(13)] == [0] * 13
+    assert route(request(0.02), view(9, 0, 0, 0, now=2.2, taken=2.0)) == 0  # the next report has told of them
 
 
 @pytest.mark.parametrize(("tpot", "place"), [(0.01, 0), (0.02, 0), (0.049, 0), (0.05, 1), (inf, 1)])
 def test_a_request_belongs_to_the_last_class_that_is_fast_enough(tpot, place):
-    assert ROUTE.class_of(tpot) == place
+    assert two_classes().class_of(tpot) == place
 
 
 def test_fewer_replicas_than_classes():
     route = TpotClasses((0.02, 0.05, 0.1))
-    loads = [Load(0, 0, 0, 0, 100, 100)]
-    view = ClusterView(1.0, 1.0, loads, Random(0), lambda rank: 0)
     for tpot in (0.02, 0.05, 0.1, inf):
-        assert route(RequestView(0, 0.0, 10, 10, slo=Slo(tpot=tpot)), view) == 0
+        assert route(request(tpot), view(0)) == 0
 
 
 def test_waiting_requests_count_as_well():
     loads = [Load(0, 8, 2, 0, 100, 100), Load(1, 0, 0, 0, 100, 100)]
-    view = ClusterView(1.0, 1.0, loads, Random(0), lambda rank: 0)
-    route = TpotClasses((0.02,), step=0.01, per_decode=0.001)
-    assert route(RequestView(0, 0.0, 10, 10), view) == 1
+    waiting = ClusterView(1.0, 1.0, loads, Random(0), lambda rank: 0)
+    assert TpotClasses((0.02,), step=0.01, per_decode=0.001)(request(inf), waiting) == 1
 
 
 @pytest.mark.parametrize("classes", [[], [0.0, 0.1], [0.05, 0.02], [0.02, 0.02]])
