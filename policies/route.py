@@ -2,7 +2,9 @@
 
 The loads that a route sees are as old as `queueing.report_interval`, `report_steps` and `report_delay` say, whatever
 the route; without those they are the present ones. What routes do about their age is `own`: the router adds what it
-placed since they were taken (`policies.dispatched`).
+placed since they were taken (`policies.dispatched`). It is on where the source has it (`vllm_dp`, `sglang_dp`,
+`cache_aware`). Elsewhere it is off: the rule alone, which sends a burst between two reports to one replica, and so
+fails `stale_loads` of the conformance kit; with `own` it passes.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
     python -m experiments.benchmarks.policies [NAME ...] [--out FILE]
 
 Every composition of conf/policy, and every part of its groups in the place of its like in `chunked_prefill`. A rank has
-16, 256 or 1,024 decodes running and 0 or 1,000 requests waiting (prompts of 100 to 1,599 tokens); before every step
-one more arrives and the newest gives up. `full`: no seat is free. `tight`: seats are, but no more KV than this step's
+16, 256 or 1,024 decodes running and 0 or 1,000 requests waiting (prompts of 100 to 1,599 tokens); before every step one
+more arrives and the newest gives up. `full`: no seat is free. `tight`: seats are, but no more KV than this step's
 decodes need. `alike`: tight, and 128 wait whose prompts begin alike in 20 families, of which the prefix cache has ten
 (320 tokens each): as many as orders look up that go by it. Every request has objectives. Only `fill` is timed; what the
 draft itself costs stands beside it. The bare loop reads two counters of each decode and lists them: a decision can
-hardly cost less. Growth: the exponent of time over sequences, from 256 to 1,024. Routes choose among 8 replicas with loads that change. Exits with 1 if a policy that is not in `HEAVY` takes
-longer than the limit.
+hardly cost less. Growth: the exponent of time over sequences, from 256 to 1,024. Routes choose among 8 replicas with
+loads that change. Exits with 1 if a policy that is not in `HEAVY` takes longer than the limit.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ ALIKE = 128
 FAMILIES, SHARED_BLOCKS = 20, 20
 STEPS, ROUNDS = 15, 3
 """The least of the rounds' medians counts: what else a machine does only adds."""
+LOOKED_UP = "looks each of those that wait up in the prefix cache, up to 128"
 HEAVY: Mapping[str, str] = {
     "andes": "weighs everybody's experience at every step, and exchanges who runs",
     "budget=qoe": "weighs everybody's experience at every step, and exchanges who runs",
-    "scorpio": "looks at the objectives of all that wait",
+    "scorpio": "weighs the objectives of all that run, for who decodes and for who may start",
     "token_throttling_no_threshold": "admits into the last blocks, and so preempts at every step that is tight",
-    "order=longest_prefix": "looks up to 128 prompts up in the prefix cache",
-    "order=hrrn": "looks up to 128 prompts up in the prefix cache",
-    "order=shortest_prefill": "looks up to 128 prompts up in the prefix cache",
+    "order=longest_prefix": LOOKED_UP,
+    "order=hrrn": LOOKED_UP,
+    "order=shortest_prefill": LOOKED_UP,
     "order=mlfq": "exchanges who runs: newcomers outrank long answers",
     "admission=early_rejection": "a queue so long is turned away: each time it is a new one of 1,000",
     "admission=load_rejection": "a queue so long is turned away: each time it is a new one of 1,000",
@@ -168,8 +169,8 @@ class Scene:
     def _request(self, prompt: int) -> Request:
         id = next(self.ids)
         slo = Slo(1000.0, 0.05 if id % 2 else 0.1)
-        names = {"tenant": f"{id % 8}", "session": f"{id % 100}"}
-        return Request(id, id * 1e-3, prompt, 1000, priority=id % 4, slo=slo, **names)
+        tenant, session = f"{id % 8}", f"{id % 100}"
+        return Request(id, id * 1e-3, prompt, 1000, priority=id % 4, tenant=tenant, session=session, slo=slo)
 
     def _arrive(self) -> None:
         request = self._request(100 + self.rng.randrange(1500))

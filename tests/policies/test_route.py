@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from playground.check.examination import examine
+from playground.check.properties import named
 from playground.core import Request, Spec
 from playground.policy import ClusterView, Load
 from playground.scheduler import Scheduler
@@ -133,6 +135,21 @@ OLD = {"report_interval": 1.0}
 def test_who_sees_its_own_placements_spreads_a_burst_that_old_loads_hide(make):
     assert burst(make(), report_interval=0.0) == [4, 4, 4]
     assert burst(make(own=True), **OLD) == [4, 4, 4]
+
+
+PURE = [LeastOutstanding, LeastKv, PowerOfTwo, SessionAffinity]
+
+
+@pytest.mark.parametrize("make", PURE, ids=lambda make: make.__name__)
+def test_the_kit_finds_stale_dispatch_in_the_rule_alone_and_none_with_own(make):
+    def failed(**options):
+        def policy():
+            return Composed(ChunkedPrefill(), route=make(**options))
+
+        report = examine(policy, 2, properties=named(["stale_loads"]), patience=0)
+        return [verdict.property.name for verdict in report.failed]
+
+    assert (failed(), failed(own=True)) == (["stale_loads"], [])
 
 
 def later(route, **options):
