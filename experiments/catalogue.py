@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,9 @@ def _option(group: str, file: Path) -> str:
         config = config["policy"][group]
     part = get_class(config["_target_"])
     heading = f"### `policy/{group}={file.stem}`\n\n{_about(file, part, bool(others))}\n"
+    for name, inner in _inner(config).items():
+        if inner["_target_"] not in _targets():
+            heading += f"\n`{name}`: {cleandoc(get_class(inner['_target_']).__doc__ or '')}\n"
     rows = [*_parameters(group, part, config), *_others(others)]
     if not rows:
         return heading
@@ -88,10 +92,30 @@ def _others(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _parameters(group: str, part: type, config: Mapping[str, Any]) -> Iterator[str]:
+    inner = _inner(config)
     for field in fields(part):
-        if field.init:
-            option = f"policy.{group}.{field.name}".replace("/", ".")
+        if not field.init:
+            continue
+        option = f"policy.{group}.{field.name}".replace("/", ".")
+        if field.name in inner:
+            given = inner[field.name]
+            kind = get_class(given["_target_"])
+            yield f"| `{option}` | `{kind.__name__}` |"
+            yield from _parameters(f"{group}.{field.name}", kind, given)
+        else:
             yield f"| `{option}` | `{config.get(field.name, _default(field))}` |"
+
+
+def _inner(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Parts of a part that its file names."""
+    return {name: value for name, value in config.items() if isinstance(value, dict) and "_target_" in value}
+
+
+@cache
+def _targets() -> frozenset[str]:
+    """Classes that are options of their own, and are told of there."""
+    files = [file for name in QUESTIONS for file in sorted((GROUP / name).glob("*.yaml"))]
+    return frozenset(config["_target_"] for config in map(_read, files) if "_target_" in config)
 
 
 def _default(field: Field[Any]) -> Any:

@@ -36,7 +36,7 @@ class PrefillDelayer:
     of a step for prompts is not looked at. It trades the time to the first token for stalls of decodes: with a prompt
     of 2,000 tokens every 30 ms to two ranks by turns (Qwen3-30B-A3B on two H200s, simulated) their P99 of TPOT falls
     from 13.6 to 12.9 ms, and the mean TTFT rises from 31 to 51 ms.
-    Source: SGLang, `PrefillDelayer` (30 passes, no watermark by default).
+    Source: SGLang, `prefill_delayer.py` (main branch of 2026: 30 passes, no watermark by default).
     """
 
     max_delay: int = 30

@@ -11,7 +11,7 @@ from playground.draft import Draft
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """Layers stay where they were put at the start (`parallel.layers`)."""
+    """Layers stay where they were put at the start: spread evenly, unless `parallel.layers` says otherwise."""
 
     def __call__(self, draft: Draft) -> tuple[int, ...] | None:
         return None
@@ -75,7 +75,10 @@ class DynaPipe:
     them taking some. Predicted, in seconds: T_layer = `layer_base` + `layer_per_token` tokens + `layer_per_key` keys
     of the step; T_sample = `sample_base` + `sample_per_row` decodes. A change is made when it was the choice of
     `window` steps in a row, each of at least `least_decodes` decodes; no stage takes more than `most_extra` layers, and
-    the last one keeps one.
+    the last one keeps one. A move costs the copy of the layer's KV over the link between the two stages, while both go
+    on (`playground.sim.migration`).
+    Source: DynaPipe (NeurIPS'25): rule and window from a translation of the paper; least decodes, one extra layer and
+    the coefficients from its code (xhx1022/DynaPipe 69f69ad) as a third party's simulator quotes it.
     """
 
     layer_base: float

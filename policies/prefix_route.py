@@ -57,13 +57,13 @@ class CacheAware:
     if the longest match is more than `cache_threshold` of the prompt, the replica that has it; else the one whose tree
     is the smallest. Among equals the one chosen longest ago. Trees keep `tree_blocks` blocks of each replica. `own`:
     see `least_outstanding`; SGLang's router counts for itself, so its loads are never old.
-    Source: SGLang router (`cache_aware.rs` at 026f853, rust/README.md: 0.5, 32, 1.0001, 2^24); the later gateway has
-    0.3, 64, 1.5. It matches characters and trims its trees once a minute; here blocks are matched, and trimmed at once.
+    Source: SGLang router (`cache_aware.rs` at 026f853), with the defaults of the later gateway; at first they were 0.5,
+    32, 1.0001. It matches characters and trims its trees once a minute; here blocks are matched, and trimmed at once.
     """
 
-    cache_threshold: float = 0.5
-    balance_abs: float = 32
-    balance_rel: float = 1.0001
+    cache_threshold: float = 0.3
+    balance_abs: float = 64
+    balance_rel: float = 1.5
     tree_blocks: int = 1 << 20
     own: bool = True
     _prefixes: Prefixes = field(init=False, repr=False, compare=False)

@@ -22,7 +22,7 @@ from policies.dispatched import Dispatched, Turns
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """One after another, whatever their load."""
+    """One after another, whatever their load. Source: gLLM bc91d98 (`llm_engine.py`), SGLang before `DPBudget`."""
 
     _turn: count[int] = field(default_factory=count, init=False, repr=False, compare=False)
 
@@ -126,7 +126,8 @@ class SessionAffinity:
     First ones, and requests without a session, go to the replica with the fewest unfinished requests. A session moves
     there for good when its own replica has more than `ahead` requests more than that one (`inf`: never): sticky
     sessions pile up on few replicas (radixark/miles PR #2012). `sessions`: how many are remembered, the least recently
-    used go first. `own`: see `least_outstanding`.
+    used go first. `own`: see `least_outstanding`. Source: sticky sessions of gateways, vLLM's `session` router among
+    them, from memory; `ahead` is ours.
     """
 
     ahead: float = inf

@@ -43,7 +43,7 @@ RESULTS = Path(__file__).parent / "results" / "policies.json"
 CONF = Path(__file__).parents[2] / "conf" / "policy"
 
 LIMIT = 150.0
-"""Microseconds, at 256 running and 1,000 waiting."""
+"""Microseconds, with 256 running."""
 RUNNING, WAITING = (16, 256, 1024), (0, 1000)
 ALIKE = 128
 """Who waits where prompts begin alike: with more, `longest_prefix` and its like fall back to the order of arrival."""

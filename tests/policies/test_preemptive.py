@@ -52,6 +52,19 @@ def test_hysteresis_is_what_the_heir_must_be_shorter_by():
         assert victims(plan(srtf(hysteresis=hysteresis), scene)) == expected
 
 
+def test_with_ageing_an_early_long_one_keeps_its_seat_and_comes_before_late_short_ones():
+    # 89 tokens are left after this step's decode, since 0 s; the heir has 70 since 4 s: equal at 19 / 4 a second.
+    for ageing, expected in ((0.0, [0]), (4.5, [0]), (4.75, []), (9.0, [])):
+        scene = Scene(max_seqs=1)
+        scene.decodes(returned=10, max_tokens=100, arrival=0.0)
+        scene.waits(max_tokens=70, arrival=4.0)
+        assert victims(plan(srtf(ageing=ageing), scene)) == expected
+        scene = Scene()
+        scene.waits(max_tokens=89, arrival=0.0), scene.waits(max_tokens=70, arrival=4.0)
+        first = next(iter(Srtf(ageing=ageing)(scene.draft()))).id
+        assert first == (1 if expected else 0)
+
+
 def test_one_that_outlived_its_prediction_keeps_its_seat():
     scene = Scene(max_seqs=1)
     scene.decodes(returned=90, max_tokens=1000)
@@ -182,6 +195,7 @@ def test_shortest_remaining_first_is_best_for_the_mean():
     ("make", "told"),
     [
         (lambda: Srtf(hysteresis=-1.0), "policy.order.hysteresis=-1.0"),
+        (lambda: Srtf(ageing=-1.0), "policy.order.ageing=-1.0"),
         (lambda: PreemptivePriority(threshold=-1), "policy.order.threshold=-1"),
     ],
 )

@@ -65,7 +65,7 @@ def test_the_least_recently_used_leaf_goes_first():
 
 def test_a_long_match_is_followed_and_a_short_one_is_not():
     """Threshold 0.5, strictly: of 6 blocks more than 3 must match. A miss goes to the smaller tree."""
-    route = CacheAware(own=False)
+    route = CacheAware(cache_threshold=0.5, own=False)
     assert ask(route, "aaaa", *IDLE) == 0  # both trees empty
     assert ask(route, "aaaabb", *IDLE) == 0  # 4 of 6
     assert ask(route, "aaaxxx", *IDLE) == 1  # 3 of 6: rank 1's tree is empty, rank 0's has 6 blocks
@@ -73,8 +73,17 @@ def test_a_long_match_is_followed_and_a_short_one_is_not():
     assert ask(route, "yy", *IDLE) == 1  # 8 and 6
 
 
-def test_tokens_after_the_last_known_block_count_as_not_matched():
+def test_by_default_more_than_three_tenths_are_followed_and_more_than_64_and_half_as_many_again_are_uneven():
     route = CacheAware(own=False)
+    assert ask(route, "aaaaaaaaaa", *IDLE) == 0
+    assert ask(route, "aaabbbbbbb", *IDLE) == 1  # 3 of 10
+    assert ask(route, "aaaaaaaaaa", (64, 0), (0, 0)) == 0
+    assert ask(route, "aaaaaaaaaa", (195, 0), (130, 0)) == 0  # 65 more, but just half as many again
+    assert ask(route, "aaaaaaaaaa", (196, 0), (130, 0)) == 1
+
+
+def test_tokens_after_the_last_known_block_count_as_not_matched():
+    route = CacheAware(cache_threshold=0.5, own=False)
     assert ask(route, "aa", *IDLE) == 0
     assert ask(route, "aa", *IDLE, more=33) == 1  # 32 of 65
     assert ask(route, "aa", *IDLE, more=31) in (0, 1)
@@ -91,7 +100,7 @@ def test_tokens_after_the_last_known_block_count_as_not_matched():
 )
 def test_uneven_loads_overrule_the_match(loads, rank):
     """Uneven: more than 32 and more than twice as many."""
-    route = CacheAware(balance_rel=2.0)
+    route = CacheAware(balance_abs=32, balance_rel=2.0)
     assert ask(route, "aaaa", *IDLE) == 0
     assert ask(route, "aaaa", *loads) == rank
 
