@@ -13,7 +13,10 @@ from playground.sequence import Sequence, State
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """As soon as the blocks of its first chunk are free: vLLM v1 before March 2026 (PR #37307), which over-admits."""
+    """As soon as the blocks of its first chunk are free, which over-admits.
+
+    Source: vLLM v1 before March 2026 (PR #37307).
+    """
 
     def __call__(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
         return True

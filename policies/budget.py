@@ -199,7 +199,8 @@ class TokenThrottling:
 class TokenThrottling2025:
     """Token throttling as its authors' code had it in April 2025.
 
-    With B the KV above the threshold in tokens, N the decodes and everything else in flight, and PP stages > 1:
+    With B the KV above the threshold th = `kv_threshold` in tokens, N the decodes and everything else in flight, and PP
+    stages > 1:
 
         prefill = min(max(WP // spread, min_prefill), round(UT * max_prefill), B), UT = (F - th) / (1 - th), >= 0
         decodes = N if N < PP else (N + randint(0, PP - 1)) // PP

@@ -63,7 +63,10 @@ class StepTime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear model of a step's time: seconds, and seconds a token."""
+    """A linear model of a step's time: `base` seconds, and seconds a token for all others.
+
+    `prefill` and `decode`: for each token of that kind; the `_context`s: for each token of KV that such tokens look at.
+    """
 
     base: float
     prefill: float
@@ -78,7 +81,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class TwoLinear:
-    """Two linear models: up to `knee` tokens a step's time is memory's, beyond it arithmetic's.
+    """Two linear models: `small` up to `knee` tokens, where a step's time is memory's, `large` beyond: arithmetic's.
 
     Source: Niyama, `_predict_batch_time` of Sarathi-Serve 72339db, whose coefficients of all tokens are added to those
     of each kind. They were fitted to one model on one device (an 8B on an A100, by their size); fit your own.

@@ -44,7 +44,7 @@ class OracleLength(Oracle):
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Wrong by a factor: what `of` says, times `bias`, times exp(`sigma` z) with z normal, drawn once a request.
+    """Wrong by a factor: what `of` says, times `bias`, times exp(`sigma` z) with z normal, by request and `seed`.
 
     Median error of a predictor with sigma: a factor of exp(0.67 sigma). A trace that does not say how long answers were
     allowed to be has them allowed their true length (unless its workload is capped): then `MaxTokens` is the oracle.
@@ -70,10 +70,10 @@ class LogNormal:
 class RankNoise:
     """Wrong in rank: of `share` of all requests it says nothing but noise, log-uniform in [1, `longest`] tokens.
 
-    What `of` says of the others is left alone. Where true lengths are log-uniform, too, Kendall's tau between truth
-    and prediction is (1 - share)² + 2/3 share (1 - share): two requests of which one is noise agree two times in
-    three, for a long one is likely to be longer than anything. Rank is what orders by predicted length depend on
-    (Learning-to-Rank, arXiv 2408.15792, from its abstract: it is reported as tau).
+    `seed` says of which, and what. What `of` says of the others is left alone. Where true lengths are log-uniform, too,
+    Kendall's tau between truth and prediction is (1 - share)² + 2/3 share (1 - share): two requests of which one is
+    noise agree two times in three, for a long one is likely to be longer than anything. Rank is what orders by
+    predicted length depend on (Learning-to-Rank, arXiv 2408.15792, from its abstract: it is reported as tau).
     """
 
     share: float = 0.2

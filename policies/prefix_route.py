@@ -132,7 +132,7 @@ class Preble:
     missed prompt tokens. The load of a replica is what was sent there in the last `window` seconds: missed prompt
     tokens + `answer` each. Who would exploit explores nevertheless where the replica's load is more than `skew` times
     the least, once there were `warm_up` requests a replica in the window. Among equals the one chosen longest ago. It
-    looks at no reports: their age changes nothing.
+    looks at no reports: their age changes nothing. Trees keep `tree_blocks` blocks of each replica.
     Source: arXiv 2407.00023 (E2 scheduling, 3 minutes), from its abstract and its authors' scheduler
     (`global_scheduler_with_time.py`: skew 1.5, 50 requests; as ported in DualMap). Costs are tokens, where it has
     regressions to seconds and the answers observed. Not taken over: the cost of evictions, prefixes that are moved or

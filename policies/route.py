@@ -39,9 +39,9 @@ class LeastOutstanding:
     that arrives between two reports goes to the replica that was the least loaded. `ties`: among equals the one chosen
     longest ago (`turns`), or always the first (`first`: vLLM before PR #47420, July 2026, whose rank 0 got six requests
     of ten).
-    `vllm_dp` is vLLM's internal balancer (4 waiting + running, reports every 0.1 s; since that PR its scan begins one
-    further on after each decision). `sglang_dp` is SGLang's `DPBudget` by requests (PR #11469, October 2025: ranks are
-    filled like water up to the level of the next, then in turns, which is what this comes to with `own`).
+    Source: `vllm_dp` is vLLM's internal balancer (4 waiting + running, reports every 0.1 s; since that PR its scan
+    begins one further on after each decision); `sglang_dp` is SGLang's `DPBudget` by requests (PR #11469, October 2025:
+    ranks are filled like water up to the level of the next, then in turns, which is what this comes to with `own`).
     """
 
     waiting: float = 1.0
@@ -100,9 +100,9 @@ class LeastKv:
     """The replica with the fewest tokens of KV, held or asked for by prompts that wait there.
 
     Among equals the one with fewer unfinished requests, then the one chosen longest ago. `own`: see
-    `least_outstanding`; a prompt that the loads do not know of counts with its tokens. `sglang_dp_tokens` is SGLang's
-    `DPBudget` by tokens with the optimistic update of PR #21699 (2026); without `own` it is what that PR mends: a burst
-    goes to one rank.
+    `least_outstanding`; a prompt that the loads do not know of counts with its tokens.
+    Source: `sglang_dp_tokens` is SGLang's `DPBudget` by tokens with the optimistic update of PR #21699 (2026); without
+    `own` it is what that PR mends: a burst goes to one rank.
     """
 
     own: bool = False

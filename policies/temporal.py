@@ -22,7 +22,7 @@ class TemporalPhases:
 
     Prefill phase: whole prompts, until a step has `batch` tokens. It ends when nobody waits or fits, or when the KV
     foreseen reaches `full` of the pool: the most of sum(ceil(length / block size) + ceil(m / block size)) over those
-    predicted to sample m more tokens, for m = 5, 8, 16, ..., 4096.
+    predicted (by `predictor`) to sample m more tokens, for m = 5, 8, 16, ..., 4096.
     Decode phase: running decodes / stages a step, the remainder by turns, taken from all that are ready, so that
     micro-batches stay even as answers end (work stealing). Once every `stages` steps it asks whether to go back, by
     the share of the devices that is in use; the smaller one gives way. With decodes: (b / t(b)) / (256 / t(256)) for b
