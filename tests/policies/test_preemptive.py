@@ -65,6 +65,16 @@ def test_with_ageing_an_early_long_one_keeps_its_seat_and_comes_before_late_shor
         assert first == (1 if expected else 0)
 
 
+def test_one_that_outlived_its_prediction_is_as_old_as_it_is():
+    # Preempted, since 10 s, with nothing left by its prediction: 1 + 10 to the other's 6 + 0.
+    scene = Scene()
+    victim = scene.decodes(returned=50, max_tokens=100, arrival=10.0)
+    scene.draft().preempt(victim)
+    other = scene.waits(max_tokens=6, arrival=0.0)
+    order = Srtf(predictor=lambda request: 5.0 if request.max_tokens == 100 else 6.0, ageing=1.0)
+    assert [one.id for one in order(scene.draft())] == [other.id, victim.id]
+
+
 def test_one_that_outlived_its_prediction_keeps_its_seat():
     scene = Scene(max_seqs=1)
     scene.decodes(returned=90, max_tokens=1000)
