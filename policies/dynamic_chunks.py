@@ -144,10 +144,9 @@ class DeadlineChunks:
     def prefill(self, draft: Draft, decodes: int, context: int) -> int:
         """Prompt tokens of a step with so many decodes, if the first prompt looks back on `context` tokens."""
         sizes = self._sizes(draft)
-        slack = _next_deadline(draft.decoding) - draft.now
+        slack, behind = _slack(draft)
         if slack == inf:
             return max(sizes[-1] - decodes, 0)
-        behind = sum([sequence.launched for sequence in draft.decoding])
         for size in reversed(sizes):
             most = max(size - decodes, 0)
             if self.margin * self.time(most, decodes, context, behind) <= slack:
@@ -161,20 +160,22 @@ class DeadlineChunks:
         return FOREVER  # the clock is read for prompts only, and none can come in while nothing but decodes tick
 
 
-def _next_deadline(decodes: list[Sequence]) -> float:
-    """When the first of the tokens that they were just asked for is due; `inf` if none is."""
-    soonest = inf
-    for decode in decodes:
+def _slack(draft: Draft) -> tuple[float, int]:
+    """Seconds until the first of the tokens that decodes were just asked for is due (`inf`: none is), and their KV."""
+    soonest, behind = inf, 0
+    for decode in draft.decoding:
+        behind += decode.launched
         request = decode.request
         slo = request.slo
-        if slo.tpot < inf:
-            first, came = request.arrival + slo.ttft, decode.first_token
-            if came is not None and (first == inf or first < came):
-                first = came
-            due = first + slo.tpot * decode.promised
+        tpot = slo.tpot
+        if tpot < inf:
+            due, came = request.arrival + slo.ttft, decode.first_token
+            if came is not None and (due == inf or due < came):
+                due = came
+            due += tpot * decode.promised
             if due < soonest:
                 soonest = due
-    return soonest
+    return soonest - draft.now, behind
 
 
 def _first_deadline(sequence: Sequence) -> tuple[float, float, int]:

@@ -29,20 +29,17 @@ class FuturePeak:
         if draft.blocks_needed(sequence, sequence.remaining) + draft.blocks_owed > draft.blocks_free:
             return False
         size = draft.spec.block_size
-        held = [self._future(other, size) for other in (*draft.running, sequence)]
         room = (draft.spec.blocks - draft.blocks_freeing) * size
-        return fits(held, room)
-
-    def _future(self, sequence: Sequence, size: int) -> tuple[int, int]:
-        most = sequence.max_tokens - sequence.promised
-        left = min(most, round(self.predictor(sequence.request)) - sequence.promised)
-        return max(left, 1), sequence.length - 1 + size - 1
+        predictor, ends = self.predictor, []
+        for one in (*draft.running, sequence):  # no call for each: every prompt that comes in comes here
+            most, end = one.max_tokens, round(predictor(one.request))
+            left = (end if end < most else most) - one.promised
+            ends.append((left if left > 1 else 1, one.length + size - 2))
+        return fits(ends, room)
 
 
 def fits(held: list[tuple[int, int]], room: int) -> bool:
     """Whether sequences that hold so many tokens, (to come, now) each, and get one a tick fit until all have ended."""
-    if sum(map(sum, held)) <= room:  # even if all of them ended together
-        return True
     held.sort(reverse=True)
     base = 0
     for count, (left, now) in enumerate(held, 1):

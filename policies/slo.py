@@ -6,7 +6,8 @@ roofline: 16 GB of weights at 4.8 TB/s with overhead, 60 % of 989 TFLOP/s, and 4
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -41,8 +42,9 @@ class SloGuard:
         if not sequence.promised and not sequence.preemptions and (why := self.out_of_reach(draft, sequence)):
             draft.reject(sequence, why)
             return False
-        tpots = [other.request.slo.tpot for other in draft.running]
-        return self.keeps([*tpots, sequence.request.slo.tpot]) and self.memory(draft, sequence, tokens)
+        tpots = Counter([other.request.slo.tpot for other in draft.running])
+        tpots[sequence.request.slo.tpot] += 1
+        return self.keeps(tpots) and self.memory(draft, sequence, tokens)
 
     def out_of_reach(self, draft: Draft, sequence: Sequence) -> str | None:
         """Why a request's objectives cannot be kept, started now or ever; None if they can."""
@@ -58,10 +60,10 @@ class SloGuard:
             return f"slo.ttft={slo.ttft:g} cannot be kept: the first token would come after {after:.3g} s"
         return None
 
-    def keeps(self, tpots: list[float]) -> bool:
-        """Whether a step of a virtual batch of such objectives keeps the tightest."""
+    def keeps(self, tpots: Mapping[float, int]) -> bool:
+        """Whether a step of a virtual batch of so many of each objective keeps the tightest."""
         tightest = min(tpots)
-        virtual = sum([tightest / tpot for tpot in tpots]) if tightest < inf else 0.0
+        virtual = sum([many * tightest / tpot for tpot, many in tpots.items()]) if tightest < inf else 0.0
         return self.step + self.per_decode * virtual <= tightest
 
     def preempted(self, draft: Draft) -> None:

@@ -6,10 +6,11 @@ Every composition of conf/policy, and every part of its groups in the place of i
 16, 256 or 1,024 decodes running and 0 or 1,000 requests waiting (prompts of 100 to 1,599 tokens); before every step one
 more arrives and the newest gives up. `full`: no seat is free. `tight`: seats are, but no more KV than this step's
 decodes need. `alike`: tight, and 128 wait whose prompts begin alike in 20 families, of which the prefix cache has ten
-(320 tokens each): as many as orders look up that go by it. Every request has objectives. Only `fill` is timed; what the
-draft itself costs stands beside it. The bare loop reads two counters of each decode and lists them: a decision can
-hardly cost less. Growth: the exponent of time over sequences, from 256 to 1,024. Routes choose among 8 replicas with
-loads that change. Exits with 1 if a policy that is not in `HEAVY` takes longer than the limit.
+(320 tokens each): as many as orders look up that go by it. `room`: seats and KV are there, and prompts come in. Every
+request has objectives. Only `fill` is timed; what the draft itself costs stands beside it. The bare loop reads two
+counters of each decode and lists them: a decision can hardly cost less. Growth: the exponent of time over sequences,
+from 256 to 1,024. Routes choose among 8 replicas with loads that change. Exits with 1 if a policy that is not in
+`HEAVY` takes longer than the limit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, product
 from math import log
 from pathlib import Path
 from random import Random
@@ -35,6 +36,7 @@ from experiments import launcher, plugins, provenance, settings
 from experiments.overrides import completing
 from playground.core import Request, Slo, Spec
 from playground.draft import Draft
+from playground.oracle import oracles
 from playground.policy import ClusterView, Load
 from playground.rank import Rank
 from playground.sequence import Sequence as Served
@@ -44,7 +46,7 @@ CONF = Path(__file__).parents[2] / "conf" / "policy"
 
 LIMIT = 150.0
 """Microseconds, with 256 running."""
-RUNNING, WAITING = (16, 256, 1024), (0, 1000)
+RUNNING = (16, 256, 1024)
 ALIKE = 128
 """Who waits where prompts begin alike: with more, `longest_prefix` and its like fall back to the order of arrival."""
 FAMILIES, SHARED_BLOCKS = 20, 20
@@ -55,6 +57,12 @@ HEAVY: Mapping[str, str] = {
     "andes": "weighs everybody's experience at every step, and exchanges who runs",
     "budget=qoe": "weighs everybody's experience at every step, and exchanges who runs",
     "scorpio": "weighs the objectives of all that run, for who decodes and for who may start",
+    "order=vtc": "charges tenants for every decode",
+    "niyama": "looks for the first deadline among all that decode",
+    "budget=credits": "pays and charges every decode",
+    "mc_sf": "reckons when all will end, for each prompt that comes in",
+    "admission=future_peak": "reckons when all will end, for each prompt that comes in",
+    "admission=oracle_future_peak": "reckons when all will end, for each prompt that comes in",
     "token_throttling_no_threshold": "admits into the last blocks, and so preempts at every step that is tight",
     "order=longest_prefix": LOOKED_UP,
     "order=hrrn": LOOKED_UP,
@@ -75,7 +83,7 @@ class Row:
     name: str
     times: dict[str, float]
     worst: float
-    """Of the situations with 256 running and somebody waiting."""
+    """Of the situations with 256 running."""
     ratio: float
     growth: float
     heavy: str
@@ -142,15 +150,14 @@ def maker(name: str) -> Callable[[], Any]:
 
 
 class Scene:
-    """A rank with so many decodes running and requests waiting. `tight`: with seats left, but no KV beside decodes'.
+    """A rank with so many decodes running and requests waiting, as `where` says: full, tight, alike or room."""
 
-    `alike`: those that wait share prefixes, of which half are cached, held by decodes.
-    """
-
-    def __init__(self, running: int, waiting: int, tight: bool, alike: bool = False) -> None:
-        seats = running + 64 if tight else running
+    def __init__(self, running: int, waiting: int, where: str = "full") -> None:
+        seats = running if where == "full" else running + 64
         self.spec = Spec(blocks=running * 20 + 2000, max_seqs=seats, layers=(8, 8), spare_layers=1)
-        self.tight, self.alike = tight, alike
+        self.tight, self.alike = where in ("tight", "alike"), where == "alike"
+        self.news: list[Request] = []
+        """Requests that no oracle was told of."""
         self.kept: list[int] = []
         """Blocks that nobody in the scene can have."""
         self.rank = Rank(0, self.spec, True, True)
@@ -159,7 +166,7 @@ class Scene:
         self.ordinal = 0
         for place in range(running):
             self._decode(200 + place % 64)
-        if alike:
+        if self.alike:
             for family in range(FAMILIES // 2):
                 self._publish(family)
         for _ in range(waiting):
@@ -170,7 +177,11 @@ class Scene:
         id = next(self.ids)
         slo = Slo(1000.0, 0.05 if id % 2 else 0.1)
         tenant, session = f"{id % 8}", f"{id % 100}"
-        return Request(id, id * 1e-3, prompt, 1000, priority=id % 4, tenant=tenant, session=session, slo=slo)
+        request = Request(
+            id, id * 1e-3, prompt, 1000, 100 + id % 900, priority=id % 4, tenant=tenant, session=session, slo=slo
+        )
+        self.news.append(request)
+        return request
 
     def _arrive(self) -> None:
         request = self._request(100 + self.rng.randrange(1500))
@@ -207,11 +218,19 @@ class Scene:
         return Draft(self.rank, self.spec, self.ordinal * 0.02 + 2.0, self.rng, (), self.ordinal, self.spec.layers)
 
     def next(self) -> None:
-        """All that was placed came back; of those that wait the newest gives up and another one arrives."""
-        for sequence in self.rank.running.values():
+        """All that was placed came back; of those that wait the newest gives up and another one arrives.
+
+        For each prompt that came in the longest running sequence ends, and another one arrives.
+        """
+        rank, (running, waiting) = self.rank, self.sizes
+        for sequence in rank.running.values():
             sequence.returned = sequence.promised
-        if self.rank.waiting:
-            self.rank.end(self.rank.waiting[next(reversed(self.rank.waiting))])
+        came = len(rank.running) - running
+        for sequence in list(rank.running.values())[: max(came, 0)]:
+            rank.end(sequence)
+            self._arrive()
+        if rank.waiting:
+            rank.end(rank.waiting[next(reversed(rank.waiting))])
             self._arrive()
 
     def tighten(self) -> None:
@@ -238,6 +257,9 @@ def fills(make: Callable[[], Any], scene_of: Callable[[], Scene], steps: int = S
     for _ in range(steps):
         if not scene.as_made:
             policy, scene = make(), scene_of()
+        for oracle, request in product(oracles(policy), scene.news):
+            oracle.learn(request)
+        scene.news.clear()
         if scene.tight:
             scene.tighten()
         draft = scene.draft()
@@ -247,23 +269,22 @@ def fills(make: Callable[[], Any], scene_of: Callable[[], Scene], steps: int = S
         scene.next()
 
 
-def fill_time(make: Callable[[], Any], running: int, waiting: int, tight: bool, alike: bool = False) -> float:
+def fill_time(make: Callable[[], Any], running: int, waiting: int, where: str) -> float:
     """Its median, in microseconds."""
-    scene_of = partial(Scene, running, waiting, tight, alike)
+    scene_of = partial(Scene, running, waiting, where)
     return min(median(fills(make, scene_of)) for _ in range(ROUNDS)) / 1e3
 
 
 def measured(name: str, loop: Mapping[str, float]) -> Row:
     """All situations of one policy."""
     make, times = maker(name), {}
-    for tight in (False, True):
-        for running in RUNNING:
-            for waiting in WAITING[tight:]:  # with nobody waiting nothing is tight
-                times[f"{running}+{waiting} {'tight' if tight else 'full'}"] = fill_time(make, running, waiting, tight)
     few, many = RUNNING[1:]
-    times[f"{few}+{ALIKE} alike"] = fill_time(make, few, ALIKE, tight=True, alike=True)
+    cases = [(running, waiting, "full") for running in RUNNING for waiting in (0, 1000)]
+    cases += [(running, 1000, "tight") for running in RUNNING]
+    for running, waiting, where in [*cases, (few, ALIKE, "alike"), (few, 1000, "room")]:
+        times[f"{running}+{waiting} {where}"] = fill_time(make, running, waiting, where)
     fewer, most = (max(times[f"{running}+1000 {where}"] for where in ("full", "tight")) for running in (few, many))
-    worst = max(fewer, times[f"{few}+{ALIKE} alike"])
+    worst = max(time for case, time in times.items() if case.startswith(f"{few}+"))
     growth = log(most / fewer) / log(many / few)
     return Row(name, times, worst, worst / loop[str(few)], growth, HEAVY.get(name, ""))
 
@@ -283,7 +304,7 @@ def bare_loop() -> dict[str, float]:
 
     times = {}
     for running in RUNNING:
-        decodes = list(Scene(running, 0, False).rank.running.values())
+        decodes = list(Scene(running, 0).rank.running.values())
         times[str(running)] = _timed(partial(_listed, decodes))
     return times
 
@@ -294,7 +315,7 @@ def _listed(decodes: Sequence[Served]) -> list[tuple[int, int]]:
 
 def draft_time(running: int) -> float:
     """Of making a draft."""
-    return _timed(Scene(running, 1000, False).draft)
+    return _timed(Scene(running, 1000).draft)
 
 
 def place_time(policy: Any, requests: int = 400) -> float:

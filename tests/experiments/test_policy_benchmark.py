@@ -31,16 +31,30 @@ class Seen:
         self.drafts.append((*before, draft.tokens, draft.rows))
 
 
-@pytest.mark.parametrize("tight", [False, True])
-def test_a_scene_is_the_same_at_every_step(tight):
+@pytest.mark.parametrize("where", ["full", "tight"])
+def test_a_scene_is_the_same_at_every_step(where):
     """16 decodes, each of which is placed; nobody comes in, for want of a seat or of blocks; the queue moves."""
     seen = Seen(Composed(ChunkedPrefill()))
-    scene_of = partial(policies.Scene, 16, 20, tight)
+    scene_of = partial(policies.Scene, 16, 20, where)
     assert len(list(policies.fills(lambda: seen, scene_of, steps=40))) == 40
     for decoding, waiting, seats, free, _, tokens, rows in seen.drafts:
         assert (decoding, waiting, tokens, rows) == (16, 20, 16, 16)
-        assert seats == (64 if tight else 0)
-        assert free <= 16 if tight else free > 100
+        assert seats == (64 if where == "tight" else 0)
+        assert free <= 16 if where == "tight" else free > 100
+
+
+def test_where_there_is_room_prompts_come_in_and_as_many_end():
+    seen = Seen(Composed(ChunkedPrefill()))
+    list(policies.fills(lambda: seen, partial(policies.Scene, 16, 100, "room"), steps=40))
+    heads = [head.id for *_, head, _, _ in seen.drafts]
+    assert heads == sorted(heads) and len(set(heads)) > 20
+    for decoding, waiting, _, _, _, tokens, _ in seen.drafts:
+        assert decoding in (15, 16) and waiting == 100 and tokens == 2048
+
+
+def test_oracles_are_told_of_everybody():
+    make = policies.maker("admission=oracle_future_peak")
+    assert len(list(policies.fills(make, partial(policies.Scene, 16, 20, "room"), steps=10))) == 10
 
 
 def test_a_policy_that_changes_who_runs_is_given_a_new_scene():
@@ -49,12 +63,12 @@ def test_a_policy_that_changes_who_runs_is_given_a_new_scene():
             draft.preempt(next(iter(draft.running)))
 
     seen = Seen(Evicting())
-    list(policies.fills(lambda: seen, partial(policies.Scene, 4, 5, False), steps=3))
+    list(policies.fills(lambda: seen, partial(policies.Scene, 4, 5), steps=3))
     assert [draft[:2] for draft in seen.drafts] == [(4, 5)] * 3
 
 
 def test_prompts_that_begin_alike_do_and_half_of_their_families_are_cached():
-    scene = policies.Scene(16, policies.ALIKE, True, alike=True)
+    scene = policies.Scene(16, policies.ALIKE, "alike")
     for _ in range(20):
         scene.tighten()
         draft = scene.draft()
@@ -76,7 +90,7 @@ def test_what_is_timed_is_the_decision():
 
     def growth(order):
         made = partial(Composed, ChunkedPrefill(), order=order)
-        return policies.fill_time(made, 16, 2000, True) / policies.fill_time(made, 16, 20, True)
+        return policies.fill_time(made, 16, 2000, "tight") / policies.fill_time(made, 16, 20, "tight")
 
     assert growth(Everybody()) > 4 > growth(Fcfs())
 
@@ -91,7 +105,7 @@ def test_every_option_is_measured():
 def test_no_policy_is_far_above_the_limit_but_those_that_are_named():
     """Of all compositions; with a margin of three for a busy machine. The benchmark itself has none."""
     for name in (name for name in policies.names() if "=" not in name and name not in policies.HEAVY):
-        times = policies.fills(policies.maker(name), partial(policies.Scene, 256, 1000, True), steps=7)
+        times = policies.fills(policies.maker(name), partial(policies.Scene, 256, 1000, "tight"), steps=7)
         assert median(times) / 1e3 < 3 * policies.LIMIT, name
 
 
