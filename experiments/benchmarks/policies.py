@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, product
-from math import log
+from math import inf, log
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -50,7 +50,7 @@ RUNNING = (16, 256, 1024)
 ALIKE = 128
 """Who waits where prompts begin alike: with more, `longest_prefix` and its like fall back to the order of arrival."""
 FAMILIES, SHARED_BLOCKS = 20, 20
-STEPS, ROUNDS = 15, 3
+STEPS, ROUNDS = 15, 5
 """The least of the rounds' medians counts: what else a machine does only adds."""
 LOOKED_UP = "looks each of those that wait up in the prefix cache, up to 128"
 HEAVY: Mapping[str, str] = {
@@ -222,7 +222,7 @@ class Scene:
 
         For each prompt that came in the longest running sequence ends, and another one arrives.
         """
-        rank, (running, waiting) = self.rank, self.sizes
+        rank, running = self.rank, self.sizes[0]
         for sequence in rank.running.values():
             sequence.returned = sequence.promised
         came = len(rank.running) - running
@@ -271,18 +271,20 @@ def fills(make: Callable[[], Any], scene_of: Callable[[], Scene], steps: int = S
 
 def fill_time(make: Callable[[], Any], running: int, waiting: int, where: str) -> float:
     """Its median, in microseconds."""
-    scene_of = partial(Scene, running, waiting, where)
-    return min(median(fills(make, scene_of)) for _ in range(ROUNDS)) / 1e3
+    return median(fills(make, partial(Scene, running, waiting, where))) / 1e3
 
 
 def measured(name: str, loop: Mapping[str, float]) -> Row:
     """All situations of one policy."""
-    make, times = maker(name), {}
+    make, times = maker(name), dict[str, float]()
     few, many = RUNNING[1:]
     cases = [(running, waiting, "full") for running in RUNNING for waiting in (0, 1000)]
     cases += [(running, 1000, "tight") for running in RUNNING]
-    for running, waiting, where in [*cases, (few, ALIKE, "alike"), (few, 1000, "room")]:
-        times[f"{running}+{waiting} {where}"] = fill_time(make, running, waiting, where)
+    cases += [(few, ALIKE, "alike"), (few, 1000, "room")]
+    for _ in range(ROUNDS):  # each time all of them: what else a machine does lasts for longer than one
+        for running, waiting, where in cases:
+            case = f"{running}+{waiting} {where}"
+            times[case] = min(fill_time(make, running, waiting, where), times.get(case, inf))
     fewer, most = (max(times[f"{running}+1000 {where}"] for where in ("full", "tight")) for running in (few, many))
     worst = max(time for case, time in times.items() if case.startswith(f"{few}+"))
     growth = log(most / fewer) / log(many / few)
