@@ -26,6 +26,8 @@ class Recorder(Protocol):
     def committed(self, done: Done, step: Step) -> None: ...
     def happened(self, event: Event) -> None: ...
     def ended(self, ended: Ended) -> None: ...
+    def waits(self) -> None:
+        """The backend has all it gets for now: what takes time is hidden behind its work here."""
 
 
 MOST_NAPS = 10_000
@@ -87,6 +89,7 @@ def _serve(source: Source, scheduler: Scheduler, backend: Backend, recorder: Rec
                 continue
             naps = _count_naps(naps, source, scheduler)
         fruitless = 0  # time goes on
+        recorder.waits()
         if done := _wait(scheduler, backend, due):
             commits += 1
             recorder.committed(done, scheduler.commit(done))

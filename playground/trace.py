@@ -127,6 +127,8 @@ SCHEMAS = {
     "events": EVENTS,
 }
 
+MOST_SLICES = 1 << 14
+"""Slices that wait to be written: more would take longer than the step that hides the writing (about 0.15 us each)."""
 
 _BUFFER = 1 << 18
 """Bytes of a batch that go to the file at once."""
@@ -183,6 +185,17 @@ class _Slices(_Table):
         for parts, field in zip(zip(*slices, strict=True), list(self.schema)[1:], strict=True):
             arrays.append(array(_joined(parts, counts, field.type), field.type))
         return arrays
+
+
+class _Steps(_Table):
+    """Rows are made of what came back when they are written: then the device has work, and nobody waits for them."""
+
+    def _arrays(self) -> list[pa.Array]:
+        columns = zip(*(_step_row(*row) for row in self.rows), strict=True)
+        return [array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
+
+
+_KINDS = {"steps": _Steps, "slices": _Slices}
 
 
 def _joined(parts: Sequence[tuple[Any, ...]], counts: list[int], kind: pa.DataType) -> Any:
@@ -267,13 +280,14 @@ class Trace:
     def __init__(self, folder: Path | str, flush_every: int = 512) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._tables = {name: (_Slices if name == "slices" else _Table)(self.folder, name) for name in SCHEMAS}
+        self._tables = {name: _KINDS.get(name, _Table)(self.folder, name) for name in SCHEMAS}
         self._flush_every = flush_every
+        self._slices = 0
         self._open: dict[int, tuple[Any, ...]] = {}
         self._lanes_left: dict[int, int] = {}
         self._preempted: dict[int, int] = {}
         self._looks = 0
-        self._flush_at = FLUSH_SECONDS
+        self._now, self._flush_at = 0.0, FLUSH_SECONDS
         self._closed = False
 
     def __enter__(self) -> Trace:
@@ -293,6 +307,7 @@ class Trace:
         """Everything seen so far is readable by others."""
         for table in self._tables.values():
             table.flush()
+        self._slices = 0
 
     # --- what the loop says
 
@@ -317,8 +332,9 @@ class Trace:
             self._add_slices(step)
 
     def _add_slices(self, step: Step) -> None:
-        if step.columns.sequence:
+        if count := len(step.columns.sequence):
             self._tables["slices"].rows.append((step.id, step.columns))
+            self._slices += count
 
     def committed(self, done: Done, step: Step) -> None:
         if step.repeat > 1:
@@ -327,11 +343,8 @@ class Trace:
         self._lanes_left[step.id] -= 1
         if not self._lanes_left[step.id]:  # lanes come back in any order
             del self._open[step.id], self._lanes_left[step.id]
-        rows = self._tables["steps"].rows
-        rows.append(_step_row(done, step, queues))
-        if len(rows) >= self._flush_every or done.finished >= self._flush_at:
-            self.flush()
-            self._flush_at = done.finished + max(FLUSH_SECONDS, FLUSH_SHARE * done.finished)
+        self._tables["steps"].rows.append((done, step, queues))
+        self._now = done.finished
 
     def happened(self, event: Event) -> None:
         if event.kind in ("recompute", "swap"):
@@ -341,10 +354,18 @@ class Trace:
         )
 
     def ended(self, ended: Ended) -> None:
-        rows = self._tables["requests"].rows
-        rows.append(_request_row(ended))
-        if len(rows) >= 8 * self._flush_every:
+        self._tables["requests"].rows.append(_request_row(ended))
+
+    def waits(self) -> None:
+        steps, requests = len(self._tables["steps"].rows), len(self._tables["requests"].rows)
+        if (
+            steps >= self._flush_every
+            or self._slices >= MOST_SLICES
+            or self._now >= self._flush_at
+            or requests >= 8 * self._flush_every
+        ):
             self.flush()
+            self._flush_at = self._now + max(FLUSH_SECONDS, FLUSH_SHARE * self._now)
 
 
 def _step_row(done: Done, step: Step, queues: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -528,3 +549,4 @@ class NoTrace:
     def committed(self, done: Done, step: Step) -> None: ...
     def happened(self, event: Event) -> None: ...
     def ended(self, ended: Ended) -> None: ...
+    def waits(self) -> None: ...

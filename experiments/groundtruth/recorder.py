@@ -32,6 +32,8 @@ class InMemory:
     def looked(self, now: float, commits: int) -> None:
         """Nothing is replayed from memory."""
 
+    def waits(self) -> None: ...
+
     def launched(self, step: Step, group: Group) -> None:
         running = sum(len(rank.running) for rank in group.ranks)
         waiting = sum(len(rank.waiting) for rank in group.ranks)

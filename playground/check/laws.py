@@ -86,6 +86,8 @@ class Laws:
     def looked(self, now: float, commits: int) -> None:
         hold("ends", commits == len(self.dones), f"{commits} completions counted, {len(self.dones)} came")
 
+    def waits(self) -> None: ...
+
     def launched(self, step: Step, group: Group) -> None:
         self.scheduler.check()
         self.steps.append(step)

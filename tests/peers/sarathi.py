@@ -81,6 +81,7 @@ class Log:
         self.arrivals[request.id] = request.arrival
 
     def looked(self, now, commits): ...
+    def waits(self): ...
 
     def launched(self, step, group):
         for part in step.slices:

@@ -109,6 +109,8 @@ class Log:
     def looked(self, now: float, commits: int) -> None:
         self.looks.append(now)
 
+    def waits(self) -> None: ...
+
     def launched(self, step: Step, group: object) -> None:
         self.scheduler.check()
         self.steps.append(step)

@@ -258,6 +258,41 @@ def test_what_was_flushed_can_be_read_while_the_run_goes_on(tmp_path):
     trace.close()
 
 
+def test_it_is_written_while_the_backend_has_work(tmp_path):
+    """An engine's device would stand still meanwhile."""
+    written = []
+
+    class Watching(Trace):
+        waiting = False
+
+        def waits(self):
+            self.waiting = True
+            super().waits()
+            self.waiting = False
+
+        def flush(self):
+            written.append(self.waiting)
+            super().flush()
+
+    with Watching(tmp_path, flush_every=3) as trace:
+        run(trace, [Request(0, 0.0, 4, 60)], second=0.001)
+    assert len(written) > 10 and all(written)
+
+
+def test_many_slices_are_written_before_many_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr("playground.trace.MOST_SLICES", 7)
+    counts = []
+
+    class Counting(Trace):
+        def flush(self):
+            counts.append(len(self._tables["slices"].rows))
+            super().flush()
+
+    with Counting(tmp_path) as trace:
+        run(trace, [Request(0, 0.0, 4, 60)], second=0.001)
+    assert set(counts) == {7}
+
+
 KILLED = """
     import os, signal, sys
     from playground.trace import Trace
