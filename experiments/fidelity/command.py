@@ -1,4 +1,6 @@
-"""`python -m experiments fidelity run | twin`: runs of a plan on hardware, and their simulated twins."""
+"""`python -m experiments fidelity run | twin | record | guard`: runs of a plan on hardware, their simulated twins, and
+records that hold the simulator to what it was.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from math import inf
 from pathlib import Path
 
 from experiments.errors import explain, tell
-from experiments.fidelity import hardware, plan
+from experiments.fidelity import guard, hardware, plan
 from experiments.fidelity.hardware import Served
 from experiments.fidelity.plan import Point
 from experiments.fidelity.twin import pair
@@ -22,6 +24,9 @@ How far the simulator is from the machine, in two steps here and one in `analysi
   python -m experiments fidelity run cpu -o study              the runs of a plan, on the machine
   python -m experiments fidelity twin -o study                 their twins: simulated, replayed, every step predicted
   python -m analysis fidelity study                            the report: tables, a page, a file for programs
+
+  python -m experiments fidelity record -o kept -f study       some runs, small, with the simulator's errors on them
+  python -m experiments fidelity guard kept                    whether today's simulator errs more on them
 
 Every step goes on where it was interrupted. Plans are YAML files; those that ship are named without .yaml.
 KEY=VALUE: as for `playground`, for every run. See docs/fidelity.md.
@@ -35,7 +40,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    steps = parser.add_subparsers(required=True, metavar="run | twin")
+    steps = parser.add_subparsers(required=True, metavar="run | twin | record | guard")
     serving = steps.add_parser("run", help="the runs of a plan, one after another")
     serving.set_defaults(fidelity=_run)
     serving.add_argument("plan", help="a YAML file, or the name of a plan that ships")
@@ -52,12 +57,22 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="folders of runs (default: all below STUDY/hardware); backend, device and links may be set",
     )
     twins.add_argument("--cost", default="calibrated", help="the cost model: an option of backend/cost (calibrated)")
+    keeping = steps.add_parser("record", help="keep some runs, and the simulator's errors on them")
+    keeping.set_defaults(fidelity=_record)
+    keeping.add_argument("words", nargs="*", metavar="NAME | KEY=VALUE", help="runs (default: all), as for twin")
+    keeping.add_argument("-f", "--of", type=Path, required=True, metavar="STUDY", help="the study that has them")
+    keeping.add_argument("--cost", default="calibrated", help="the cost model: an option of backend/cost (calibrated)")
+    keeping.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="for the record")
+    guarding = steps.add_parser("guard", help="errors of today's simulator against the recorded ones; 1 if worse")
+    guarding.set_defaults(fidelity=_guard)
+    guarding.add_argument("words", nargs="*", metavar="FOLDER", help="records (default: all that ship)")
     for command in (serving, twins):
         command.add_argument("-o", "--out", type=Path, required=True, metavar="STUDY", help="the study's folder")
 
 
 def obey(given: argparse.Namespace, more: Sequence[str]) -> int:
-    """0: all done. 1: points are left that would not have ended in time. 2: something to mend. 130: interrupted.
+    """0: all done. 1: points are left that would not have ended in time, or errors grew. 2: something to mend. 130:
+    interrupted.
 
     `more`: words that the parser left over, since options stood before them.
     """
@@ -123,6 +138,26 @@ def _twin(given: argparse.Namespace, words: Sequence[str]) -> int:
             continue
         print(f"{title}: {made.folder}{'' if made.anew else ' was there'}", flush=True)
     return code
+
+
+def _record(given: argparse.Namespace, words: Sequence[str]) -> int:
+    names, overrides = _apart(words)
+    cost = [f"backend/cost={given.cost}", *overrides]
+    errors = guard.record(given.of, [Path(name).name for name in names], given.out, cost)
+    print(f"{len(errors)} runs are kept in {given.out}: hold the simulator to them with: guard {given.out}")
+    return 0
+
+
+def _guard(given: argparse.Namespace, words: Sequence[str]) -> int:
+    folders, overrides = _apart(words)
+    if overrides:
+        raise SettingError(f"{overrides[0]}: a record is compared with what it was made with; nothing may be set")
+    worse = False
+    for folder in map(Path, folders) if folders else sorted(guard.RECORDED.glob("*/")):
+        figures = guard.compared(folder)
+        print(f"{folder}\n{guard.told(figures)}\n", flush=True)
+        worse = worse or any(figure.worse for figure in figures)
+    return int(worse)
 
 
 def _prepare(folder: Path) -> None:
