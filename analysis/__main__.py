@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from analysis.fidelity import command as fidelity
 
 COMMANDS = (fidelity,)
 
 
-def main() -> int:
-    """0: done. 2: something to mend, in one line."""
+def main(words: Sequence[str] | None = None) -> int:
+    """0: done. 2: something to mend, in one line. `words`: of the command line, by default this process's."""
     parser = argparse.ArgumentParser(prog="python -m analysis", description="What run folders and studies say.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     try:
         return int(given.do(given))
     except (ValueError, OSError) as error:

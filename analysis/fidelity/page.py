@@ -27,6 +27,7 @@ details { margin: .4rem 0; }
 summary { cursor: pointer; font-weight: 600; }
 ul { margin: .2rem 0 .2rem 1.1rem; padding: 0; }
 """
+TEXTS = ("target", "found", "metric", "otherwise")
 COLUMNS = ("throughput", *(f"{name}_p{q}" for name in LATENCIES for q in (50, 90)))
 
 
@@ -39,7 +40,7 @@ def page(found: Mapping[str, Any], pairs: Sequence[Pair]) -> str:
         _targets(found["verdicts"]),
         _runs(found, pairs),
         _steps(found, pairs),
-        _conclusion(found["conclusion"]),
+        _conclusion(found["conclusion"], pairs),
         _spread(found["spread"]),
         _decisions(found["decision"]),
         _details(found, pairs),
@@ -56,7 +57,7 @@ def label(metric: str) -> str:
 
 def _table(head: Iterable[str], rows: Iterable[str]) -> str:
     """Of cells that are HTML already."""
-    titles = "".join(f"<th>{title}</th>" for title in head)
+    titles = "".join(f"<th{' class=text' if title in TEXTS else ''}>{title}</th>" for title in head)
     return f"<table><tr>{titles}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
 
@@ -137,18 +138,18 @@ def _steps(found: Mapping[str, Any], pairs: Sequence[Pair]) -> str:
     return "<h2>Steps</h2>" + pictures.steps(pairs) + every
 
 
-def _conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
+def _conclusion(rows: Sequence[Mapping[str, Any]], pairs: Sequence[Pair]) -> str:
     if not rows:
         return "<h2>Conclusions</h2><p>No setting has two policies.</p>"
     body = []
     for row in rows:
-        right = "good" if row["agree"] == row["separated"] else "bad"
+        right = "" if not row["separated"] else "good" if row["agree"] == row["separated"] else "bad"
         tau = "-" if row["tau_separated"] is None else f"{row['tau_separated']:+.2f}"
         cells = [
             _cell(" / ".join(row["setting"])),
             _cell(label(row["metric"]), "text"),
             _cell(row["policies"]),
-            _cell(f"{row['agree']} of {row['separated']}", right),
+            _cell(f"{row['agree']} of {row['separated']}" if row["separated"] else "-", right),
             _cell(tau),
             _cell(f"{row['tau']:+.2f}"),
             _cell(f"{row['regret']:.1%}", _shade(row["regret"], 0.02)),
@@ -158,8 +159,8 @@ def _conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ("setting", "metric", "policies", "ordered alike", "tau", "tau, all", "regret", "otherwise")
     return (
         "<h2>Conclusions</h2><p>Pairs of policies that hardware separates by more than its own spread, and how many "
-        "the simulation orders alike; Kendall's tau over these and over all; what is lost by taking the policy that "
-        "is best in simulation.</p>" + _table(head, body)
+        "the simulation orders alike; Kendall's tau over these and over all; regret: what is lost by taking the policy "
+        "that is best in simulation.</p>" + pictures.rankings(pairs) + _table(head, body)
     )
 
 
@@ -201,4 +202,4 @@ def _details(found: Mapping[str, Any], pairs: Sequence[Pair]) -> str:
         f"{pictures.courses(pair)}</details>"
         for pair in pairs
     ]
-    return "<h2>Courses</h2>" + "".join(parts)
+    return "<h2>Time lines and distributions</h2>" + "".join(parts)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from analysis.fidelity.layers import LATENCIES
-from analysis.fidelity.study import Pair
+from analysis.fidelity.layers import LATENCIES, figures
+from analysis.fidelity.study import Pair, settings
 from analysis.metrics import Tables
 from analysis.occupancy import kv_usage
 from analysis.tokens import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 COLOURS = {"decode": "#2f6fb3", "mixed": "#c8632b", "prefill": "#4c9a57"}
@@ -27,14 +28,16 @@ MOST_POINTS = 6000
 BINS = 160
 
 
-def _figure(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def _figure(
+    rows: int, columns: int, width: float, height: float, heights: Sequence[float] | None = None
+) -> tuple[Figure, list[Axes]]:
     # Imported here: a report without a page must not pay for matplotlib.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, height_ratios=heights).flat)
 
 
 def _image(figure: Figure, about: str) -> str:
@@ -59,7 +62,56 @@ def steps(pairs: Sequence[Pair]) -> str:
     left.legend(markerscale=4, frameon=False)
     right.axhspan(-4, 4, color="#e3f4e6")
     right.set(xscale="log", xlabel="measured (ms)", ylabel="error (%)", ylim=(-40, 40), title="error (green: 4 %)")
+    for axis in (left.xaxis, left.yaxis, right.xaxis):
+        _plain(axis)
     return _image(figure, "predicted against measured step times")
+
+
+def _plain(axis: Axis) -> None:
+    """Numbers on a logarithmic axis as one says them: 1, 2, 5, 10, not powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+RANKED = (
+    ("throughput", "req/s"),
+    ("ttft_p90", "TTFT P90 (s)"),
+    ("tpot_p90", "TPOT P90 (s)"),
+    ("e2el_p50", "E2EL P50 (s)"),
+)
+
+
+def rankings(pairs: Sequence[Pair]) -> str:
+    """For every setting with several policies, a line a policy: where hardware has it, and where the simulation."""
+    several = {setting: members for setting, members in settings(pairs).items() if len({m.policy for m in members}) > 1}
+    policies = [list(dict.fromkeys(pair.policy for pair in members)) for members in several.values()]
+    heights = [len(names) + 1.6 for names in policies]
+    figure, axes = _figure(len(several), len(RANKED), 15, 0.36 * sum(heights) + 0.4, heights)
+    for row, (setting, members) in enumerate(several.items()):
+        values = [figures(pair) for pair in members]
+        for column, (metric, title) in enumerate(RANKED):
+            axis = axes[row * len(RANKED) + column]
+            for pair, value in zip(members, values, strict=True):
+                place = policies[row].index(pair.policy)
+                axis.plot(value[metric], [place] * 2, color="#c9d0dc", linewidth=3, zorder=1)
+                axis.plot(value[metric][0], place, "o", color=HARDWARE["color"], markersize=6, label="hardware")
+                axis.plot(value[metric][1], place, "D", color=SIMULATED["color"], markersize=4, label="simulated")
+            axis.set(yticks=range(len(policies[row])), ylim=(len(policies[row]) - 0.5, -0.5))
+            axis.set_yticklabels(policies[row] if column == 0 else [])
+            axis.set_title(f"{' / '.join(setting)}: {title}" if column == 0 else title, fontsize=10)
+            axis.grid(axis="x", color="#e3e7ee")
+            axis.locator_params(axis="x", nbins=4)
+    axes[0].legend(*_once(axes[0]), frameon=False, fontsize=8)
+    return _image(figure, "policies on hardware and simulated")
+
+
+def _once(axis: Axes) -> tuple[list[Any], list[str]]:
+    """Handles and labels of a legend, each label once."""
+    named = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    return list(named.values()), list(named)
 
 
 def errors(found: Mapping[str, Any]) -> str:
