@@ -85,6 +85,8 @@ def _lines(observed: Observed) -> dict[str, Any]:
     units = {
         "sequence": [gap.shape.sequences for gap in gaps],
         "chunk": [len(gap.shape.chunks) for gap in gaps],
+        # Who comes changes everybody's place in the batch: it is made anew, not continued.
+        "mixed": [gap.shape.sequences if gap.shape.chunks else 0 for gap in gaps],
     }
     blocks = {"block": [blocks for blocks, *_ in observed.copies]}
     return {

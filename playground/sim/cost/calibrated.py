@@ -91,7 +91,8 @@ class Calibrated:
                 self._bounds.check(name, value, most)
 
     def host(self, shape: Shape) -> float:
-        return self.profile.host.at(sequence=shape.sequences, chunk=len(shape.chunks))
+        sequences, chunks = shape.sequences, len(shape.chunks)
+        return self.profile.host.at(sequence=sequences, chunk=chunks, mixed=sequences if chunks else 0)
 
     def transfer(self, shape: Shape) -> float:
         """As measured between stages; the sheet's where nothing was."""

@@ -90,8 +90,9 @@ class Line:
     high: dict[str, float] = field(default_factory=dict)
 
     def at(self, **units: float) -> float:
+        """Of units that the line does not know it says nothing."""
         found = self.coefficients
-        return found["base"] + sum([found[name] * value for name, value in units.items()])
+        return found["base"] + sum([found[name] * value for name, value in units.items() if name in found])
 
 
 @dataclass(frozen=True, slots=True)
