@@ -13,11 +13,13 @@ from pathlib import Path
 from experiments import bubbles, points, run
 from experiments.errors import explain
 from experiments.fidelity import command as fidelity
+from experiments.mutants import command as mutants
 from experiments.parity import prove
 from experiments.progress import waiting
 from experiments.settings import SettingError
 from playground.check.parity import Divergence
 
+COMMANDS = (fidelity, mutants)
 PARITY = (
     "Replay runs through the simulator and compare every decision: those of backend=engine and backend=costed, and "
     "simulated ones made with backend.skip_ahead=false."
@@ -33,8 +35,8 @@ def main(given: Sequence[str] | None = None) -> int:
     """0: all decisions are identical. 1: they are not. 2: a folder that cannot be replayed."""
     parser = _parser()
     arguments, more = parser.parse_known_args(given)
-    if "fidelity" in arguments:
-        return fidelity.obey(arguments, more)
+    if "obey" in arguments:  # a command with a module of its own
+        return int(arguments.obey(arguments, more))
     if more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if "sweep_dir" in arguments:
@@ -97,7 +99,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a run")
     resume = commands.add_parser("resume", help="go on with a sweep that was interrupted", description=RESUME)
     resume.add_argument("sweep_dir", type=Path, metavar="SWEEP_DIR", help="the folder of a sweep")
-    fidelity.add(commands)
+    for module in COMMANDS:
+        module.add(commands)
     return parser
 
 

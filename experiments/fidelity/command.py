@@ -40,6 +40,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(obey=obey)
     steps = parser.add_subparsers(required=True, metavar="run | twin | record | guard")
     serving = steps.add_parser("run", help="the runs of a plan, one after another")
     serving.set_defaults(fidelity=_run)

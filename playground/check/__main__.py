@@ -197,7 +197,7 @@ def _command(file: Path) -> str:
 def _tell(name: str, summary: str, lines: list[Line], drawings: list[Drawing], folder: Path) -> int:
     failed = [line.name for line in lines if line.status == "failed"]
     console().print(conformance.told(lines))
-    print(f"{name}: {summary}; {len(failed)} of {len(lines)} properties fail")
+    print(f"{name}: {summary}; {len(failed)} of {len(lines)} properties {'fails' if len(failed) == 1 else 'fail'}")
     for drawing in drawings:
         if drawing.command:
             print(f"  {drawing.name}: {drawing.command}")

@@ -13,15 +13,24 @@ from playground.core import Step
 
 COLUMNS = 160
 """Steps that are drawn."""
-WIDTH, HEIGHT, LEFT = 7, 14, 120
-"""Pixels of a step, of a request, and of the names on the left."""
-COLOURS = {"chunk": "#3b6fb6", "decode": "#8fc58f", "wait": "#e3e3e3", "lost": "#c43b3b"}
+NARROW, WIDE, DRAWN = 7, 34, 1000
+"""Pixels of a step at least and at most, and of all steps where they fit between."""
+HEIGHT, LEFT, LEAST = 20, 150, 620
+"""Pixels of a request, of the names on the left, and of a drawing's width at least."""
+COLOURS = {"chunk": "#3b6fb6", "decode": "#7fbf7f", "wait": "#dcdcdc", "lost": "#c43b3b"}
+LEGEND = {"chunk": "chunk of a prompt, its tokens", "decode": "decode", "wait": "waits", "lost": "loses its KV"}
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:76em;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse}td,th{padding:.25em .8em;text-align:left;border-bottom:1px solid #ddd;vertical-align:top}
-td.number{text-align:right}.failed{color:#b00020;font-weight:600}.passed{color:#1b7a3d}.excused{color:#777}
-svg{background:#fff;border:1px solid #ddd;overflow-x:auto}pre{background:#f5f5f5;padding:.6em;overflow-x:auto}
-@media (prefers-color-scheme:dark){body{background:#181818;color:#ddd}pre{background:#262626}td,th{border-color:#444}}
+td.number{text-align:right}td.failed,td.passed,td.excused{white-space:nowrap}
+td.failed{color:#b00020;font-weight:600}td.passed{color:#1b7a3d}tr.excused td{color:#777}
+tr.failed td{background:#fdecec}
+.drawn{overflow-x:auto}svg{background:#fff;border:1px solid #ddd;border-radius:4px}
+svg text{font:12px system-ui,sans-serif;fill:#222}
+.key{display:inline-block;width:1em;height:.8em;margin:0 .4em 0 1em}
+pre{background:#f5f5f5;padding:.6em;overflow-x:auto}
+@media (prefers-color-scheme:dark){body{background:#181818;color:#ddd}pre{background:#262626}td,th{border-color:#444}
+td.passed{color:#6fcf8f}td.failed{color:#ff8a8a}tr.failed td{background:#3a2020}}
 """
 
 
@@ -67,9 +76,13 @@ def told(verdict: Verdict) -> str:
     return verdict.excused or (f"{verdict.judged} cases" if verdict.judged else "no case is about it")
 
 
+ORDER = ("failed", "passed", "not asked")
+"""What is to be mended comes first."""
+
+
 def page(title: str, summary: str, lines: list[Line], drawings: list[Drawing]) -> str:
     """The whole page."""
-    rows = "\n".join(_row(one) for one in lines)
+    rows = "\n".join(_row(one) for one in sorted(lines, key=lambda one: ORDER.index(one.status)))
     drawn = "\n".join(_section(drawing) for drawing in drawings)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -86,15 +99,23 @@ def page(title: str, summary: str, lines: list[Line], drawings: list[Drawing]) -
 def _row(one: Line) -> str:
     kind = {"not asked": "excused"}.get(one.status, one.status)
     return (
-        f'<tr><td><b>{escape(one.name)}</b><br>{escape(one.meaning)}</td><td class="{kind}">{one.status}</td>'
+        f'<tr class="{kind}"><td><b>{escape(one.name)}</b><br>{escape(one.meaning)}</td>'
+        f'<td class="{kind}">{one.status}</td>'
         f'<td class="number">{escape(one.value)}</td><td>{escape(one.told)}</td></tr>'
     )
 
 
 def _section(drawing: Drawing) -> str:
+    command = f"<pre>{escape(drawing.command)}</pre>" if drawing.command else ""
     return (
         f"<h2>{escape(drawing.name)}</h2><p>{escape(drawing.told)}<br>{escape(str(drawing.case))}</p>"
-        f"{time_line(drawing.outcome)}<pre>{escape(drawing.command)}</pre>"
+        f'<div class="drawn">{time_line(drawing.outcome)}</div><p>{_legend()}</p>{command}'
+    )
+
+
+def _legend() -> str:
+    return "".join(
+        f'<span class="key" style="background:{COLOURS[kind]}"></span>{text}' for kind, text in LEGEND.items()
     )
 
 
@@ -102,21 +123,53 @@ def time_line(outcome: Outcome) -> str:
     """Requests downwards, steps to the right: blue chunks of prompts, green decodes, grey waiting, red: KV is lost."""
     steps = outcome.steps[:COLUMNS]
     ids = sorted({id for step in outcome.steps for id in step.columns.sequence} | set(outcome.ended))
-    place = {id: number for number, id in enumerate(ids)}
-    waits = "".join(_waits(outcome, steps, id, place[id]) for id in ids)
-    cells = "".join(_cells(step, column, place) for column, step in enumerate(steps))
-    losses = "".join(_losses(outcome, steps, place))
-    names = "".join(f'<text x="4" y="{HEIGHT * place[id] + 11}" font-size="11">request {id}</text>' for id in ids)
-    width, height = LEFT + WIDTH * max(len(steps), 1), HEIGHT * max(len(ids), 1) + 20
-    more = f" of {len(outcome.steps)}" if len(outcome.steps) > COLUMNS else ""
-    axis = f'<text x="{LEFT}" y="{height - 5}" font-size="11">{len(steps)} steps{more}, to the right</text>'
+    grid = Grid({id: number for number, id in enumerate(ids)}, _width(len(steps)))
+    waits = "".join(_waits(outcome, steps, id, grid) for id in ids)
+    cells = "".join(_cells(step, column, grid, outcome) for column, step in enumerate(steps))
+    losses = "".join(_losses(outcome, steps, grid))
+    names = "".join(f'<text x="6" y="{HEIGHT * grid.rows[id] + 14}">{_named(outcome, id)}</text>' for id in ids)
+    body = HEIGHT * max(len(ids), 1)
+    width = max(LEFT + grid.width * max(len(steps), 1) + 10, LEAST)
     return (
-        f'<svg role="img" aria-label="time line" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
-        f"{names}{waits}{cells}{losses}{axis}</svg>"
+        f'<svg role="img" aria-label="time line" viewBox="0 0 {width} {body + 40}" width="{width}" '
+        f'height="{body + 40}">{names}{waits}{cells}{losses}{_axis(outcome, steps, grid, body)}</svg>'
     )
 
 
-def _waits(outcome: Outcome, steps: list[Step], id: int, row: int) -> str:
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where a request is drawn, by its id, and how wide a step is."""
+
+    rows: dict[int, int]
+    width: int
+
+    def left(self, column: int) -> int:
+        return LEFT + self.width * column
+
+
+def _width(steps: int) -> int:
+    return min(max(DRAWN // max(steps, 1), NARROW), WIDE)
+
+
+def _named(outcome: Outcome, id: int) -> str:
+    """Its number, and how long it is: prompt and answer."""
+    ended = outcome.ended.get(id)
+    return f"{id}" if ended is None else f"{id} ({ended.request.prompt_length} + {ended.sequence.returned})"
+
+
+def _axis(outcome: Outcome, steps: list[Step], grid: Grid, top: int) -> str:
+    """Every tenth step, or all of few."""
+    every = 1 if grid.width >= 24 else 10
+    ticks = "".join(
+        f'<text x="{grid.left(column)}" y="{top + 16}">{step.id}</text>'
+        for column, step in enumerate(steps)
+        if column % every == 0
+    )
+    more = f" of {len(outcome.steps)}" if len(outcome.steps) > COLUMNS else ""
+    return f'{ticks}<text x="6" y="{top + 34}">request (prompt + answer); {len(steps)} steps{more} to the right</text>'
+
+
+def _waits(outcome: Outcome, steps: list[Step], id: int, grid: Grid) -> str:
     """From its arrival to its end; what it is served covers this."""
     ended = outcome.ended.get(id)
     arrival = ended.request.arrival if ended else 0.0
@@ -124,32 +177,42 @@ def _waits(outcome: Outcome, steps: list[Step], id: int, row: int) -> str:
     columns = [column for column, step in enumerate(steps) if arrival <= step.planned < until]
     if not columns:
         return ""
-    x, width = LEFT + WIDTH * columns[0], WIDTH * (columns[-1] - columns[0] + 1)
-    return f'<rect x="{x}" y="{HEIGHT * row + 5}" width="{width}" height="4" fill="{COLOURS["wait"]}"/>'
+    x, width = grid.left(columns[0]), grid.width * (columns[-1] - columns[0] + 1)
+    return f'<rect x="{x}" y="{HEIGHT * grid.rows[id] + 8}" width="{width}" height="4" fill="{COLOURS["wait"]}"/>'
 
 
-def _cells(step: Step, column: int, place: dict[int, int]) -> str:
+def _cells(step: Step, column: int, grid: Grid, outcome: Outcome) -> str:
+    parts = step.columns
     return "".join(
-        _cell(column, place[id], COLOURS["decode" if length == 1 and samples else "chunk"])
-        + f"<title>step {step.id} at {step.planned:g} s: {length} tokens of request {id}</title></rect>"
-        for id, length, samples in zip(step.columns.sequence, step.columns.length, step.columns.samples, strict=True)
+        _cell(step, column, grid, id, length, _decodes(outcome, id, start, length, samples))
+        for id, start, length, samples in zip(parts.sequence, parts.start, parts.length, parts.samples, strict=True)
     )
 
 
-def _cell(column: int, row: int, colour: str) -> str:
-    return (
-        f'<rect x="{LEFT + WIDTH * column}" y="{HEIGHT * row + 2}" width="{WIDTH - 1}" height="{HEIGHT - 4}" '
-        f'fill="{colour}">'
+def _decodes(outcome: Outcome, id: int, start: int, length: int, samples: bool) -> bool:
+    ended = outcome.ended.get(id)
+    return length == 1 and samples and (ended is None or start >= ended.request.prompt_length)
+
+
+def _cell(step: Step, column: int, grid: Grid, id: int, length: int, decodes: bool) -> str:
+    x, y = grid.left(column), HEIGHT * grid.rows[id]
+    box = (
+        f'<rect x="{x}" y="{y + 2}" width="{grid.width - 1}" height="{HEIGHT - 4}" rx="2" '
+        f'fill="{COLOURS["decode" if decodes else "chunk"]}">'
+        f"<title>step {step.id} at {step.planned:g} s: {length} tokens of request {id}</title></rect>"
     )
+    if decodes or grid.width < 8 * len(str(length)):
+        return box
+    return f'{box}<text x="{x + 3}" y="{y + 14}" style="fill:#fff;pointer-events:none">{length}</text>'
 
 
-def _losses(outcome: Outcome, steps: list[Step], place: dict[int, int]) -> list[str]:
+def _losses(outcome: Outcome, steps: list[Step], grid: Grid) -> list[str]:
     found = []
     for event in outcome.events:
-        if event.kind in ("recompute", "swap") and event.sequence in place:
+        if event.kind in ("recompute", "swap") and event.sequence in grid.rows:
             column = next((number for number, step in enumerate(steps) if step.planned >= event.now), None)
             if column is not None:
-                x, y = LEFT + WIDTH * column, HEIGHT * place[event.sequence]
-                mark = f'<path d="M{x} {y + 2}l{WIDTH} {HEIGHT - 4}m0 {4 - HEIGHT}l{-WIDTH} {HEIGHT - 4}"'
+                x, y, size = grid.left(column), HEIGHT * grid.rows[event.sequence] + 5, HEIGHT - 10
+                mark = f'<path d="M{x} {y}l{size} {size}m0 {-size}l{-size} {size}"'
                 found.append(f'{mark} stroke="{COLOURS["lost"]}" stroke-width="2"/>')
     return found

@@ -279,6 +279,26 @@ class Rewinds(Whole):
             draft.take(sequence, sequence.remaining)
 
 
+class Skips(Whole):
+    """Takes a token of every prompt that is cut for computed: nobody ever writes its KV."""
+
+    def fill(self, draft):
+        for sequence in draft.partial:
+            if sequence.remaining > 1:
+                sequence.launched += 1
+        Composed(ChunkedPrefill(8)).fill(draft)
+
+
+class ComparesAll(Whole):
+    """Looks at every pair of those that wait: `work` is what that takes, in microseconds."""
+
+    work = 0
+
+    def fill(self, draft):
+        healthy().fill(draft)
+        type(self).work += len(draft.waiting) ** 2 + len(draft.running)
+
+
 class Crashes(Whole):
     """Divides by the number of those that wait."""
 

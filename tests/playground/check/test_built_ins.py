@@ -9,6 +9,7 @@ import conf
 from experiments.conformance import factory, same_tokens
 from playground.check.examination import examine
 from playground.check.properties import PROPERTIES
+from tests.playground.check.sick import DoubleUse, Skips
 
 NAMES = sorted(file.stem for file in (Path(conf.__file__).parent / "policy").glob("*.yaml"))
 PROMPTS_FIRST = {"sglang", "split_pd", "static", "td_pipe", "vllm_v0"}
@@ -38,3 +39,9 @@ def test_a_composition_passes(name):
 @pytest.mark.slow
 def test_tokens_on_the_engine_are_the_models():
     assert same_tokens(factory(["policy=vllm_v1"]), "tiny") == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "told"), [(Skips, "prompt 0: tokens "), (DoubleUse, "the engine had to stop: ")])
+def test_tokens_on_the_engine_that_are_not(make, told):
+    assert same_tokens(make, "tiny").startswith(told)

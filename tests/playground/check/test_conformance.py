@@ -14,7 +14,7 @@ from policies.budget import ChunkedPrefill
 from policies.composed import Composed
 from policies.order import Sjf
 from policies.predictors import OracleLength
-from tests.playground.check.sick import HEALTHY, SICK, healthy
+from tests.playground.check.sick import HEALTHY, SICK, ComparesAll, healthy
 
 SMALL = 2_000
 """Tokens for looking for smaller cases: enough to see that it works."""
@@ -135,6 +135,13 @@ def test_the_cost_of_decisions_is_the_clocks():
     found = cost(healthy, ticking(lambda: 7), sizes=(4, 16))
     assert found.micros == pytest.approx({4: 7, 16: 7}) and found.growth == pytest.approx(0, abs=1e-6)
     assert not found.problem
+
+
+def test_a_policy_that_compares_everybody_with_everybody_is_found():
+    """By its own count of the work: no timing."""
+    found = cost(ComparesAll, lambda: ComparesAll.work / 1e6, sizes=(4, 16, 64))
+    assert found.micros[64] == pytest.approx(256**2 + 64)  # four times as many wait as run
+    assert "exponent 2.0" in found.problem
 
 
 def test_growth_beyond_its_limit_is_a_problem():

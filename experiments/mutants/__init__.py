@@ -1,0 +1,1 @@
+"""Policies that were changed by chance, and whether the conformance kit notices: `python -m experiments mutants`."""

@@ -1,0 +1,172 @@
+"""Small changes of a module's source, as slips of a hand make them: one at a time, each anywhere it can be made."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+
+Edit = Callable[[ast.AST], ast.AST | None]
+"""A changed copy of a node; None where the change does not apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of one module: `source` is all of it afterwards, `owner` the class (or function) it was made in."""
+
+    module: str
+    line: int
+    owner: str
+    kind: str
+    before: str
+    after: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}:{self.line} {self.kind}"
+
+
+def mutants(module: str, source: str) -> Iterator[Mutant]:
+    """Every change there is, in the order of the source. Defaults, annotations and docstrings are left alone."""
+    tree = ast.parse(source)
+    for owner, nodes in _owners(tree):
+        for node in nodes:
+            for kind, edit in EDITS.items():
+                changed = edit(node)
+                if changed is not None:
+                    before, after = _short(ast.unparse(node)), _short(ast.unparse(changed))
+                    whole = ast.unparse(_with(tree, node, changed))
+                    yield Mutant(module, getattr(node, "lineno", 0), owner, kind, before, after, whole)
+
+
+def _short(code: str) -> str:
+    line = " ".join(code.split())
+    return line if len(line) <= 90 else line[:87] + "..."
+
+
+def _owners(tree: ast.Module) -> Iterator[tuple[str, list[ast.AST]]]:
+    """Top-level classes and functions, with all nodes in the bodies of functions."""
+    for top in tree.body:
+        if isinstance(top, ast.ClassDef):
+            functions = [part for part in top.body if isinstance(part, ast.FunctionDef)]
+        elif isinstance(top, ast.FunctionDef):
+            functions = [top]
+        else:
+            continue
+        nodes = [node for function in functions for part in function.body for node in ast.walk(part)]
+        yield top.name, [node for node in nodes if not _is_text(node)]
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+class _Swap(ast.NodeTransformer):
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self.old, self.new = old, new
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        return self.new if node is self.old else self.generic_visit(node)
+
+
+def _with(tree: ast.Module, old: ast.AST, new: ast.AST) -> ast.Module:
+    """A copy of the tree in which one node is another."""
+    marks = {id(node): number for number, node in enumerate(ast.walk(tree))}
+    copy = deepcopy(tree)
+    place = list(ast.walk(copy))[marks[id(old)]]
+    _Swap(place, new).visit(copy)
+    return ast.fix_missing_locations(copy)
+
+
+# --- changes
+
+COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+COUNTED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+}  # fmt: skip
+CALLED = {"min": "max", "max": "min", "sorted": "list", "any": "all", "all": "any", "reversed": "list"}
+
+
+def _comparison(node: ast.AST) -> ast.AST | None:
+    if not isinstance(node, ast.Compare):
+        return None
+    changed = deepcopy(node)
+    changed.ops[0] = COMPARED[type(node.ops[0])]()
+    return changed
+
+
+def _arithmetic(node: ast.AST) -> ast.AST | None:
+    if not isinstance(node, ast.BinOp) or type(node.op) not in COUNTED:
+        return None
+    changed = deepcopy(node)
+    changed.op = COUNTED[type(node.op)]()
+    return changed
+
+
+def _connective(node: ast.AST) -> ast.AST | None:
+    if not isinstance(node, ast.BoolOp):
+        return None
+    changed = deepcopy(node)
+    changed.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+    return changed
+
+
+def _sign(node: ast.AST) -> ast.AST | None:
+    return deepcopy(node.operand) if isinstance(node, ast.UnaryOp) else None
+
+
+def _number(node: ast.AST) -> ast.AST | None:
+    if not isinstance(node, ast.Constant) or type(node.value) is not int:
+        return None
+    return ast.Constant(node.value + 1)
+
+
+def _call(node: ast.AST) -> ast.AST | None:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLED):
+        return None
+    changed = deepcopy(node)
+    changed.func = ast.Name(CALLED[node.func.id])
+    if changed.func.id == "list":
+        changed.keywords = []
+    return changed
+
+
+def _statement(node: ast.AST) -> ast.AST | None:
+    """What keeps something or does something is left out."""
+    kept = isinstance(node, ast.Assign) and not any(isinstance(target, ast.Name | ast.Tuple) for target in node.targets)
+    done = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    return ast.Pass() if isinstance(node, ast.AugAssign) or kept or done else None
+
+
+def _condition(node: ast.AST) -> ast.AST | None:
+    """The branch is always taken."""
+    if not isinstance(node, ast.If):
+        return None
+    changed = deepcopy(node)
+    changed.test = ast.Constant(True)
+    return changed
+
+
+def _leave(node: ast.AST) -> ast.AST | None:
+    if isinstance(node, ast.Break):
+        return ast.Continue()
+    return ast.Break() if isinstance(node, ast.Continue) else None
+
+
+EDITS: dict[str, Edit] = {
+    "comparison": _comparison,
+    "arithmetic": _arithmetic,
+    "and/or": _connective,
+    "sign dropped": _sign,
+    "number + 1": _number,
+    "other function": _call,
+    "left out": _statement,
+    "always": _condition,
+    "break/continue": _leave,
+}

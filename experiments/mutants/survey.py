@@ -1,0 +1,145 @@
+"""Many mutants of the built-in policies against the kit: found, lawful all the same, or without any effect."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from experiments.mutants.operators import Mutant, mutants
+
+FOUND, LAWFUL, WITHOUT, HANGS = "found", "lawful", "no effect", "does not return"
+DEAD, UNASKED = "cannot be made", "not examined"
+"""The policy cannot even be made; the kit has no case for the part as it is."""
+SECONDS = 120.0
+"""An examination takes a tenth of that."""
+LITTLE = {
+    "tokens": 16, "max_prefill": 32, "min_prefill": 4, "chunk": 16, "max_tokens": 32,
+}  # fmt: skip
+"""Budgets as they bind in the kit's small steps."""
+
+PLAIN = {
+    "": ["policy=chunked_prefill", "policy.budget.tokens=16"],
+    "budget": ["policy=chunked_prefill"],
+    "order/predictor": ["policy=chunked_prefill", "policy.budget.tokens=16", "policy/order=srtf"],
+}
+"""By group of options, what a part is tried in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a mutant; `failed`: by property, what it does that the original does not."""
+
+    module: str
+    line: int
+    owner: str
+    kind: str
+    before: str
+    after: str
+    words: list[str]
+    verdict: str
+    failed: dict[str, str]
+
+
+def options(root: Path) -> dict[str, list[str]]:
+    """By class (`policies.order.Fcfs`), the words that choose it: compositions, or parts in a plain one."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(root.rglob("*.yaml")):
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        if not (target := str(content.get("_target_", ""))).startswith("policies."):
+            continue
+        group = "/".join(file.relative_to(root).parent.parts)
+        words = [f"policy={file.stem}"] if not group else [*PLAIN.get(group, PLAIN[""]), f"policy/{group}={file.stem}"]
+        little = [f"policy.budget.{name}={value}" for name, value in LITTLE.items() if name in content]
+        found.setdefault(target, [*words, *(little if group in ("", "budget") else [])])
+    return found
+
+
+def chosen(mutant: Mutant, known: Mapping[str, Sequence[str]]) -> list[str] | None:
+    """The words whose policy has the mutant in it: its own class's, else those of another class of the module."""
+    own = known.get(f"{mutant.module}.{mutant.owner}")
+    near = next((words for target, words in known.items() if target.rpartition(".")[0] == mutant.module), None)
+    return list(own or near or []) or None
+
+
+def drawn(count: int, seed: int) -> list[Mutant]:
+    """So many of all there are, spread over modules as evenly as they allow."""
+    random = Random(seed)
+    package = Path(str(files("policies")))
+    piles = []
+    for file in sorted(package.glob("*.py")):
+        pile = list(mutants(f"policies.{file.stem}", file.read_text(encoding="utf-8")))
+        random.shuffle(pile)
+        piles.append(pile)
+    random.shuffle(piles)
+    found: list[Mutant] = []
+    while len(found) < count and any(piles):
+        for pile in piles:
+            if pile and len(found) < count:
+                found.append(pile.pop())
+    return found
+
+
+def survey(
+    picked: Sequence[Mutant], each: int, seed: int, workers: int, progress: Callable[[int, int], None]
+) -> Iterator[Result]:
+    """One result for each mutant that some composition holds, as they come."""
+    known = options(Path(str(files("conf"))) / "policy")
+    work = [(mutant, words) for mutant in picked if (words := chosen(mutant, known))]
+    keys = list(dict.fromkeys(" ".join(words) for _, words in work))
+    with ThreadPoolExecutor(workers) as pool:
+        answers = pool.map(lambda key: _examined("", "", key.split(" "), each, seed), keys)
+        originals = dict(zip(keys, answers, strict=True))
+        flights = [
+            pool.submit(_result, mutant, list(words), originals[" ".join(words)], each, seed) for mutant, words in work
+        ]
+        for number, flight in enumerate(as_completed(flights), 1):
+            progress(number, len(flights))
+            yield flight.result()
+
+
+def _examined(module: str, source: str, words: Sequence[str], each: int, seed: int) -> dict[str, Any]:
+    asked = {"module": module, "source": source, "words": list(words), "each": each, "seed": seed}
+    command = [sys.executable, "-m", "experiments.mutants.worker"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(asked), capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"hangs": True}
+    if done.returncode:
+        return {"dead": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit {done.returncode}"}
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _result(mutant: Mutant, words: list[str], original: Mapping[str, Any], each: int, seed: int) -> Result:
+    if "failed" not in original:
+        answer: Mapping[str, Any] = {"unasked": original["dead"]}
+    else:
+        answer = _examined(mutant.module, mutant.source, words, each, seed)
+    told = {name: value for name, value in asdict(mutant).items() if name != "source"}
+    return Result(**told, words=words, **_judged(answer, original))
+
+
+def _judged(answer: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
+    if "unasked" in answer:
+        return {"verdict": UNASKED, "failed": {"made": answer["unasked"]}}
+    if "hangs" in answer:
+        return {"verdict": HANGS, "failed": {}}
+    if "dead" in answer:
+        return {"verdict": DEAD, "failed": {"made": answer["dead"]}}
+    new = {name: problem for name, problem in answer["failed"].items() if name not in original["failed"]}
+    if new:
+        return {"verdict": FOUND, "failed": new}
+    same = answer["digest"] == original["digest"] and answer["refused"] == original["refused"]
+    return {"verdict": WITHOUT if same else LAWFUL, "failed": {}}
