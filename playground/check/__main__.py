@@ -215,6 +215,8 @@ def _replay(wanted: argparse.Namespace) -> int:
         raise ValueError("replay: name one file that an examination wrote, as runs/check/POLICY/PROPERTY.json")
     saved = load(Path(files[0]))
     words = tuple(word for word in wanted.words[1:] if "=" in word) or saved.policy
+    if words == ("policy=",):
+        raise ValueError(f"{files[0]}: kept by a test, which knows no name of its policy: add policy=MODULE:MAKE")
     make = conformance.factory(words)
     (property,) = named([saved.property])
     finding, outcome = replayed(saved.case, make, without_families(property), _limits(wanted))
@@ -229,10 +231,8 @@ def _replay(wanted: argparse.Namespace) -> int:
 
 
 def _print_steps(case: Case, steps: list) -> None:  # type: ignore[type-arg]
-    for request in case.requests:
-        print(
-            f"  request {request.id}: at {request.arrival:g} s, {request.prompt_length} + {request.max_tokens} tokens"
-        )
+    for request in case.lines():
+        print(f"  {request}")
     for step in steps[:MOST]:
         parts = zip(step.columns.sequence, step.columns.start, step.columns.length, strict=True)
         told = ", ".join(f"{id}: {start}..{start + length - 1}" for id, start, length in parts)

@@ -43,6 +43,10 @@ class Case:
         """Prompt and answer tokens of all requests, at most."""
         return sum(request.prompt_length + request.max_tokens for request in self.requests)
 
+    def lines(self) -> list[str]:
+        """The requests for a reader, one a line: what is as usual is left out."""
+        return [_told(request) for request in self.requests]
+
     def __str__(self) -> str:
         spec = self.spec
         ranks = f", {spec.ranks} {'ranks in lockstep' if spec.lockstep else 'replicas'}" if spec.ranks > 1 else ""
@@ -51,6 +55,17 @@ class Case:
             f"{self.family}: {len(self.requests)} requests, {spec.blocks} blocks of {spec.block_size}, "
             f"max_tokens {spec.max_tokens}, max_seqs {spec.max_seqs}{stages}{ranks}"
         )
+
+
+def _told(request: Request) -> str:
+    answer = request.output_length or request.max_tokens
+    most = f" (of {request.max_tokens})" if answer < request.max_tokens else ""
+    more = [f"{name} {value}" for name in ("priority", "tenant", "session") if (value := getattr(request, name))]
+    more += [f"{name} within {value:g} s" for name, value in asdict(request.slo).items() if value < float("inf")]
+    if request.hashes:
+        more.append(f"prefix {'-'.join(map(str, request.hashes))}")
+    told = f"request {request.id}: at {request.arrival:g} s, {request.prompt_length} + {answer}{most} tokens"
+    return ", ".join([told, *more])
 
 
 @dataclass(frozen=True, slots=True)

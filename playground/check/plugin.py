@@ -9,8 +9,10 @@ examines a policy within a test of yours:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -83,7 +85,7 @@ class Judged(pytest.Item):
         assert isinstance(self.parent, Examination)
         verdict = next(one for one in self.parent.examined().verdicts if one.property.name == self.name)
         if verdict.problem:
-            raise Failed(_told(verdict))
+            raise Failed(_told(verdict, self.config, self.parent.name))
         if not verdict.judged:
             pytest.skip("no case is about it")
 
@@ -97,7 +99,7 @@ class Judged(pytest.Item):
 
 
 @pytest.fixture(scope="session")
-def conformance() -> Callable[..., Report]:
+def conformance(pytestconfig: pytest.Config) -> Callable[..., Report]:
     """Examines what `make` makes and fails with the smallest case of the first property that does not hold.
 
     `conformance(make, each=3, only=(), limits=None)`: so many cases of each kind; the named properties (all); other
@@ -107,7 +109,7 @@ def conformance() -> Callable[..., Report]:
     def examined(make: Make, each: int = 3, only: Sequence[str] = (), limits: Limits | None = None) -> Report:
         report = _examine(make, each, only, limits)
         if report.failed:
-            raise Failed(_told(report.failed[0]))
+            raise Failed(_told(report.failed[0], pytestconfig, ""))
         return report
 
     return examined
@@ -120,6 +122,24 @@ def _examine(make: Make, each: int, only: Sequence[str], limits: Limits | None) 
     return examine(make, each, properties=named(only) if only else PROPERTIES, limits=limits)
 
 
-def _told(verdict: Verdict) -> str:
-    requests = "\n".join(f"  {request}" for request in (verdict.case.requests if verdict.case else ()))
-    return f"{verdict.property.name}: {verdict.property.meaning}\n{verdict.problem}\n{verdict.case}\n{requests}"
+def _told(verdict: Verdict, config: pytest.Config, words: str) -> str:
+    """What fails, the case, and how to play it again: it is kept in pytest's cache. `words`: the policy's, if known."""
+    case, name = verdict.case, verdict.property.name
+    told = [f"{name}: {verdict.property.meaning}", verdict.problem]
+    if case is not None:
+        told += [str(case), *(f"  {line}" for line in case.lines())]
+        if file := _kept(verdict, config, words):
+            told.append(f"python -m playground.check replay {file}{'' if words else ' policy=MODULE:MAKE'}")
+    return "\n".join(told)
+
+
+def _kept(verdict: Verdict, config: pytest.Config, words: str) -> Path | None:
+    from playground.check.case import Saved, save
+
+    if verdict.case is None or getattr(config, "cache", None) is None:
+        return None
+    plain = "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in words)
+    file = config.cache.mkdir("conformance") / f"{plain or 'policy'}-{verdict.property.name}.json"
+    name, *options = words.split() or [""]
+    save(file, Saved((f"policy={name}", *options), verdict.property.name, verdict.problem, verdict.case))
+    return Path(os.path.relpath(file))

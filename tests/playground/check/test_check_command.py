@@ -126,7 +126,7 @@ def test_sick(conformance):
 
 def pytest_in(folder, *arguments):
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "playground.check.plugin", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "playground.check.plugin"]
     done = subprocess.run(
         [*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
     )
@@ -137,7 +137,10 @@ def test_the_fixture_in_somebody_elses_repository(folder):
     (folder / "test_mine.py").write_text(TESTS)
     code, told = pytest_in(folder)
     assert code == 1 and "1 failed, 1 passed" in told
-    assert "conservation: No device idles over waiting work" in told and "Request(id=" in told
+    assert "conservation: No device idles over waiting work" in told and "tokens\n" in told
+    assert "python -m playground.check replay .pytest_cache/d/conformance/policy-conservation.json policy=" in told
+    assert main(["replay", ".pytest_cache/d/conformance/policy-conservation.json", "policy=sickpkg:Dozes"]) == 1
+    assert main(["replay", ".pytest_cache/d/conformance/policy-conservation.json"]) == 2
 
 
 def test_a_policy_named_on_the_command_line_of_pytest(folder):
@@ -147,5 +150,7 @@ def test_a_policy_named_on_the_command_line_of_pytest(folder):
     )
     assert code == 1 and "1 failed" in told and "1 passed" in told
     assert "nothing is in flight" in told and "plugin.py" not in told
+    (line,) = [line for line in told.splitlines() if line.startswith("python -m playground.check ")]
+    assert main(line.split()[3:]) == 1
     code, told = pytest_in(folder, "--policy=nothing_such")
     assert code == 4 and "--policy=nothing_such" in told and "Traceback" not in told
