@@ -47,7 +47,7 @@ def _short(code: str) -> str:
 
 
 def _owners(tree: ast.Module) -> Iterator[tuple[str, list[ast.AST]]]:
-    """Top-level classes and functions, with all nodes in the bodies of functions."""
+    """Top-level classes and functions, with all nodes of those of their functions that decide (not check options)."""
     for top in tree.body:
         if isinstance(top, ast.ClassDef):
             functions = [part for part in top.body if isinstance(part, ast.FunctionDef)]
@@ -55,7 +55,8 @@ def _owners(tree: ast.Module) -> Iterator[tuple[str, list[ast.AST]]]:
             functions = [top]
         else:
             continue
-        nodes = [node for function in functions for part in function.body for node in ast.walk(part)]
+        deciding = [one for one in functions if one.name != "__post_init__" and not one.name.startswith("_check")]
+        nodes = [node for function in deciding for part in function.body for node in ast.walk(part)]
         yield top.name, [node for node in nodes if not _is_text(node)]
 
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from random import Random
@@ -23,16 +24,16 @@ DEAD, UNASKED = "cannot be made", "not examined"
 SECONDS = 120.0
 """An examination takes a tenth of that."""
 LITTLE = {
-    "tokens": 16, "max_prefill": 32, "min_prefill": 4, "chunk": 16, "max_tokens": 32,
+    "tokens": 16, "max_prefill": 32, "min_prefill": 4, "batch": 16, "max_batch": 32, "rows": 8, "chunk": 16,
 }  # fmt: skip
-"""Budgets as they bind in the kit's small steps."""
-
+"""Options of budgets, as they bind in the kit's small steps."""
 PLAIN = {
     "": ["policy=chunked_prefill", "policy.budget.tokens=16"],
     "budget": ["policy=chunked_prefill"],
     "order/predictor": ["policy=chunked_prefill", "policy.budget.tokens=16", "policy/order=srtf"],
 }
 """By group of options, what a part is tried in."""
+COMPOSED = "policies.composed.Composed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +52,26 @@ class Result:
 
 
 def options(root: Path) -> dict[str, list[str]]:
-    """By class (`policies.order.Fcfs`), the words that choose it: compositions, or parts in a plain one."""
-    found: dict[str, list[str]] = {}
+    """By class (`policies.order.Fcfs`), the words that choose it in a plain composition."""
+    found: dict[str, list[str]] = {COMPOSED: PLAIN[""]}
     for file in sorted(root.rglob("*.yaml")):
         content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         if not (target := str(content.get("_target_", ""))).startswith("policies."):
             continue
         group = "/".join(file.relative_to(root).parent.parts)
-        words = [f"policy={file.stem}"] if not group else [*PLAIN.get(group, PLAIN[""]), f"policy/{group}={file.stem}"]
-        little = [f"policy.budget.{name}={value}" for name, value in LITTLE.items() if name in content]
-        found.setdefault(target, [*words, *(little if group in ("", "budget") else [])])
+        if target == COMPOSED:
+            continue
+        words = [*PLAIN.get(group, PLAIN[""]), f"policy/{group}={file.stem}"]
+        if group == "budget":
+            words += [f"policy.budget.{name}={value}" for name, value in LITTLE.items() if name in _options(target)]
+        found.setdefault(target, words)
     return found
+
+
+def _options(target: str) -> set[str]:
+    module, _, name = target.rpartition(".")
+    kind = getattr(import_module(module), name)
+    return {field.name for field in fields(kind)} if is_dataclass(kind) else set()
 
 
 def chosen(mutant: Mutant, known: Mapping[str, Sequence[str]]) -> list[str] | None:

@@ -96,6 +96,7 @@ BOUNDS = {
     "preemptions": "times that a sequence may lose its KV",
     "waste": "tokens computed again for each that is needed",
     "share": "requests of the fullest replica over the mean",
+    "pace": "time until the last end over that of a plain policy",
 }
 
 

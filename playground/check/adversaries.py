@@ -185,6 +185,24 @@ def stale_loads(rng: Random) -> Case:
     return Case("stale_loads", spec, requests, reports=(1.0, 0, 0.0))
 
 
+def sessions(rng: Random) -> Case:
+    """Talks that go on, each turn beginning as the one before, of several tenants, on replicas with late loads."""
+    size, ranks = 4, rng.choice([2, 3])
+    spec = Spec(blocks=rng.choice([24, 60]), block_size=size, max_tokens=32, ranks=ranks, forwards_tokens=True)
+    drawn: list[Request] = []
+    for talk in range(rng.randint(4, 6)):
+        at, length, own = round(rng.uniform(0, 0.1), 3), 0, rng.random() < 0.5
+        for turn in range(rng.randint(2, 4)):
+            length += size * rng.randint(1, 3)
+            ids = tuple(1000 * (talk + 1 if own or chunk else 1) + chunk for chunk in range(length // size))
+            about = {"session": f"talk {talk}", "tenant": "ab"[talk % 2], "hashes": ids, "hash_block": size}
+            drawn.append(Request(0, at, length + rng.randint(0, 3), rng.randint(2, 8), **about))  # type: ignore[arg-type]
+            at = round(at + 0.15, 3) if turn % 2 else round(at + 0.4, 3)
+    drawn.sort(key=lambda one: one.arrival)
+    requests = tuple(replace(one, id=id) for id, one in enumerate(drawn))
+    return Case("sessions", spec, requests, reports=rng.choice([(0.0, 0, 0.0), (0.05, 0, 0.01)]))
+
+
 FAMILIES: dict[str, Family] = {
     family.__name__: family
     for family in (
@@ -204,5 +222,6 @@ FAMILIES: dict[str, Family] = {
         deadlines,
         ties,
         stale_loads,
+        sessions,
     )
 }

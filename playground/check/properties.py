@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from playground.check.case import Case, Make
+from playground.check.plain import Plain
 from playground.check.serving import Outcome, attend
 from playground.core import Done, Request, Spec, Step
 from playground.oracle import oracles
@@ -30,13 +31,15 @@ class Limits:
 
     `passed`: steps in a row that may leave out a decode that is ready (None: 2 x steps that may be in flight + 4, what
     a first-come queue needs while its length changes). `preemptions` of one sequence. `waste`: tokens computed again
-    for each that had to be. `share`: requests of the fullest replica over the mean.
+    for each that had to be. `share`: requests of the fullest replica over the mean. `pace`: time until the last end
+    over that of a plain policy (`playground.check.plain`).
     """
 
     passed: int | None = None
     preemptions: int = 24
     waste: float = 4.0
     share: float = 1.5
+    pace: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,43 @@ def _shares(judging: Judging) -> Finding | None:
     share = most * ranks / routes.total()
     counts = ", ".join(str(routes[rank]) for rank in range(ranks))
     return Finding(share, f"replicas got {counts} of equal requests" if share > judging.limits.share else "")
+
+
+def _pace(judging: Judging) -> Finding | None:
+    """When the last request ends, by when it does under a plain policy."""
+    plain = attend(judging.case, Plain)
+    if plain.problem or not judging.outcome.ended:  # more run ahead than a plain policy knows of
+        return None
+    took, least = (max(one.finished for one in run.ended.values()) for run in (judging.outcome, plain))
+    ratio, bound = took / max(least, FEW), judging.limits.pace
+    told = f"the last request ends at {took:g} s, under a plain policy at {least:g} s"
+    return Finding(ratio, told if ratio > bound else "")
+
+
+PATIENT = 1.0
+"""Seconds to the first token, and from each to the next, within which anybody alone in a system is served."""
+
+
+def _welcome(judging: Judging) -> Finding | None:
+    """Of those turned away: would anybody have been served who is alone, fits, and is in no hurry?"""
+    case = judging.case
+    turned = [one.request for one in judging.outcome.ended.values() if one.outcome == "rejected"]
+    could = [
+        one for one in turned if _fits(one, case.spec) and min(one.slo.ttft, one.slo.tpot, one.slo.e2el) >= PATIENT
+    ]
+    for request in could[:2]:
+        alone = judging.again(replace(case, requests=(replace(request, arrival=0.0),), aborts=()))
+        ended = alone.ended.get(request.id)
+        if ended is not None and ended.outcome == "rejected":
+            return Finding(problem=f"request {request.id} is turned away though it is alone and fits: {ended.why}")
+    return Finding()
+
+
+def _fits(request: Request, spec: Spec) -> bool:
+    """Also where prompts are not cut."""
+    total = request.prompt_length + request.max_tokens
+    whole = request.prompt_length <= spec.max_tokens and total <= spec.max_length
+    return whole and spec.blocks_for(total) <= spec.blocks
 
 
 # --- priorities
@@ -270,6 +310,28 @@ PROPERTIES = (
         _starvation,
         ("huge_prompt", "stream", "pipeline"),
     ),
+    Property(
+        "pace",
+        "Not much longer than a plain policy takes.",
+        "times a plain policy's time",
+        _pace,
+        (
+            "tiny_pool",
+            "huge_prompt",
+            "burst",
+            "equal",
+            "priorities",
+            "prefixes",
+            "pipeline",
+            "stream",
+            "half_prefilled",
+            "replicas",
+            "lockstep",
+            "deadlines",
+            "sessions",
+        ),
+    ),
+    Property("welcome", "Who is alone, fits and is in no hurry is served.", "", _welcome),
     Property("conservation", "No device idles over waiting work without a `wake`.", "s held by wakes", _conservation),
     Property("determinism", "The same run again decides the same.", "", _determinism),
     Property(

@@ -268,6 +268,23 @@ class TurnsAway(Whole):
                 draft.reject(sequence, "")
 
 
+class Trickles(Whole):
+    """Two tokens of prompts a step, whatever there is room for."""
+
+    def fill(self, draft):
+        Composed(ChunkedPrefill(len(draft.decoding) + 2)).fill(draft)
+
+
+class Refuses(Whole):
+    """Turns away what is longer than it likes, however much room there is."""
+
+    def fill(self, draft):
+        for sequence in list(draft.waiting):
+            if sequence.remaining > 6:
+                draft.reject(sequence, "too long")
+        healthy().fill(draft)
+
+
 class Rewinds(Whole):
     """Sets a decode's counter back, so that a token is computed twice."""
 
@@ -334,6 +351,8 @@ SICK = {
     "more tokens than a step may have": (ReachesAround, "limits"),
     "a block used by two": (DoubleUse, "blocks"),
     "a request turned away without a reason": (TurnsAway, "ends"),
+    "a prompt's tokens one by one": (Trickles, "pace"),
+    "requests turned away for nothing": (Refuses, "welcome"),
     "a token computed twice": (Rewinds, "tokens"),
     "an exception": (Crashes, "errors"),
 }
