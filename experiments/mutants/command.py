@@ -17,7 +17,9 @@ from experiments.mutants.survey import DEAD, FOUND, HANGS, LAWFUL, UNASKED, WITH
 HELP = """\
 Changes the built-in policies by chance, one small slip at a time (a comparison, a sign, a statement left out), and
 examines each changed policy with the conformance kit. What the kit does not tell is either no disease (another policy,
-as lawful as the first) or one that it cannot see: RESULT lists them, to be read.
+as lawful as the first) or one that it cannot see: RESULT lists them, to be read. With --of core the slips are in what
+policies decide with: scheduler, draft, pools of blocks. Nothing on the disk is changed: a process of its own is given
+the changed source.
 """
 
 
@@ -28,6 +30,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--of", choices=("policies", "core"), default="policies", help="what is changed (policies)")
     parser.add_argument("--count", type=int, default=60, help="mutants, spread over all modules (60)")
     parser.add_argument("--each", type=int, default=3, help="cases of every family (3, as --quick)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of mutants and of the cases (0)")
@@ -40,7 +43,7 @@ def obey(given: argparse.Namespace, more: Sequence[str]) -> int:
     """0: done, whatever was found."""
     results: list[Result] = []
     with shown("mutants") as progress:
-        picked = drawn(given.count, given.seed)
+        picked = drawn(given.of, given.count, given.seed)
         for result in survey(
             picked, given.each, given.seed, given.workers, lambda done, total: progress(done, total, "examined")
         ):
@@ -54,7 +57,7 @@ def obey(given: argparse.Namespace, more: Sequence[str]) -> int:
 def _keep(results: Sequence[Result], given: argparse.Namespace) -> None:
     """After each: an interrupted survey is readable."""
     ordered = sorted(results, key=lambda one: (one.module, one.line, one.kind, one.before))
-    about = {name: getattr(given, name) for name in ("count", "each", "seed")}
+    about = {name: getattr(given, name) for name in ("of", "count", "each", "seed")}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     partial = given.out.with_suffix(".part")
     partial.write_text(

@@ -1,4 +1,4 @@
-"""Many mutants of the built-in policies against the kit: found, lawful all the same, or without any effect."""
+"""Many mutants of the built-in policies, or of what serves them, against the kit: found, lawful, or without effect."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ PLAIN = {
 }
 """By group of options, what a part is tried in."""
 COMPOSED = "policies.composed.Composed"
+CORE = ("playground.scheduler", "playground.draft", "playground.rank", "playground.kv", "playground.sequence")
+"""What a policy decides with."""
+WITH_CORE = [*PLAIN[""], "policy/victims=cost_aware"]
+"""A composition that uses most of it: it computes again and swaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +80,19 @@ def _options(target: str) -> set[str]:
 
 def chosen(mutant: Mutant, known: Mapping[str, Sequence[str]]) -> list[str] | None:
     """The words whose policy has the mutant in it: its own class's, else those of another class of the module."""
+    if mutant.module in CORE:
+        return WITH_CORE
     own = known.get(f"{mutant.module}.{mutant.owner}")
     near = next((words for target, words in known.items() if target.rpartition(".")[0] == mutant.module), None)
     return list(own or near or []) or None
 
 
-def drawn(count: int, seed: int) -> list[Mutant]:
-    """So many of all there are, spread over modules as evenly as they allow."""
+def drawn(of: str, count: int, seed: int) -> list[Mutant]:
+    """So many of all there are in `of` ("policies" or "core"), spread over modules as evenly as they allow."""
     random = Random(seed)
-    package = Path(str(files("policies")))
     piles = []
-    for file in sorted(package.glob("*.py")):
-        pile = list(mutants(f"policies.{file.stem}", file.read_text(encoding="utf-8")))
+    for module, source in _sources(of):
+        pile = list(mutants(module, source))
         random.shuffle(pile)
         piles.append(pile)
     random.shuffle(piles)
@@ -97,6 +102,17 @@ def drawn(count: int, seed: int) -> list[Mutant]:
             if pile and len(found) < count:
                 found.append(pile.pop())
     return found
+
+
+def _sources(of: str) -> Iterator[tuple[str, str]]:
+    """Modules by name, with their source."""
+    if of == "core":
+        for module in CORE:
+            package, _, name = module.rpartition(".")
+            yield module, (Path(str(files(package))) / f"{name}.py").read_text(encoding="utf-8")
+        return
+    for file in sorted(Path(str(files("policies"))).glob("*.py")):
+        yield f"policies.{file.stem}", file.read_text(encoding="utf-8")
 
 
 def survey(
