@@ -161,11 +161,16 @@ PATIENT = 1.0
 
 
 def _welcome(judging: Judging) -> Finding | None:
-    """Of those turned away: would anybody have been served who is alone, fits, and is in no hurry?"""
+    """Of those turned away: had anybody got tokens, or would have who is alone, fits, and is in no hurry?"""
     case = judging.case
-    turned = [one.request for one in judging.outcome.ended.values() if one.outcome == "rejected"]
+    turned = [one for one in judging.outcome.ended.values() if one.outcome == "rejected"]
+    for ended in turned:
+        if got := ended.sequence.returned:
+            return Finding(problem=f"request {ended.sequence.id} is turned away after {got} tokens: {ended.why}")
     could = [
-        one for one in turned if _fits(one, case.spec) and min(one.slo.ttft, one.slo.tpot, one.slo.e2el) >= PATIENT
+        one
+        for one in (ended.request for ended in turned)
+        if _fits(one, case.spec) and min(one.slo.ttft, one.slo.tpot, one.slo.e2el) >= PATIENT
     ]
     for request in could[:2]:
         alone = judging.again(replace(case, requests=(replace(request, arrival=0.0),), aborts=()))
@@ -331,7 +336,9 @@ PROPERTIES = (
             "sessions",
         ),
     ),
-    Property("welcome", "Who is alone, fits and is in no hurry is served.", "", _welcome),
+    Property(
+        "welcome", "Who fits and is in no hurry is served when alone; who has got tokens gets the rest.", "", _welcome
+    ),
     Property("conservation", "No device idles over waiting work without a `wake`.", "s held by wakes", _conservation),
     Property("determinism", "The same run again decides the same.", "", _determinism),
     Property(

@@ -23,6 +23,8 @@ class Commit:
     finished: float
     stage_finished: tuple[float, ...]
     """On each stage; of one stage: `finished`."""
+    stage_started: tuple[float, ...] = ()
+    """On each stage, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def load(run: Path | str) -> Recording:
 
 def _commit(row: dict[str, Any]) -> Commit:
     stages = tuple(row["stage_finished"] or (row["finished"],))
-    return Commit(row["step"], row["lane"], row["launched"], row["started"], row["finished"], stages)
+    started = tuple(row["stage_started"] or ())
+    return Commit(row["step"], row["lane"], row["launched"], row["started"], row["finished"], stages, started)
 
 
 def _arrivals(

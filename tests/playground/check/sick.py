@@ -285,6 +285,16 @@ class Refuses(Whole):
         healthy().fill(draft)
 
 
+class GivesUp(Whole):
+    """Turns away who has lost its memory, in the middle of an answer."""
+
+    def fill(self, draft):
+        for sequence in list(draft.waiting):
+            if sequence.returned:
+                draft.reject(sequence, "no memory")
+        healthy().fill(draft)
+
+
 class Rewinds(Whole):
     """Sets a decode's counter back, so that a token is computed twice."""
 
@@ -353,6 +363,7 @@ SICK = {
     "a request turned away without a reason": (TurnsAway, "ends"),
     "a prompt's tokens one by one": (Trickles, "pace"),
     "requests turned away for nothing": (Refuses, "welcome"),
+    "requests turned away in the middle of an answer": (GivesUp, "welcome"),
     "a token computed twice": (Rewinds, "tokens"),
     "an exception": (Crashes, "errors"),
 }
