@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyarrow import Table
+
 from experiments.calibrate.design import Group
 from experiments.calibrate.measure import read as read_samples
 from playground.core import Slice
 from playground.sim.cost import Roofline
 from playground.sim.cost.calibrating import Seen
 from playground.sim.cost.shape import Shape
-from playground.trace import read
+from playground.trace import expand
 
 IDLE = 2e-3
 """Seconds from the end of a step to the next decision, beyond which the host had nothing to do."""
@@ -47,7 +49,7 @@ def observe(folder: Path, facts: Mapping[str, Any], sheet: Roofline, runs: Seque
     _samples(folder, facts, sheet, found)
     served = [file.parent for file in sorted((folder / "served").glob("*/config.yaml"))]
     for session, run in enumerate([*served, *runs], 1):
-        _served(run, sheet, session, found)
+        _served(run, facts["spec"]["block_size"], sheet, session, found)
     return found
 
 
@@ -85,14 +87,11 @@ def _products(sheet: Roofline, shape: Shape) -> tuple[float, ...]:
     return tuple(sheet.stage(shape, stage).compute for stage in range(sheet.stages))
 
 
-STEPS = ["step", "planned", "started", "finished", "copied_blocks", "stage_started", "stage_finished"]
-SLICES = ["step", "sequence", "rank", "start", "length", "samples"]
-
-
-def _served(run: Path, sheet: Roofline, session: int, found: Observed) -> None:
-    """Of an engine, which repeats no step, and of one rank and lane."""
-    shapes, before = _shapes(run), 0.0
-    for row in read(run, "steps", STEPS).to_pylist():
+def _served(run: Path, block_size: int, sheet: Roofline, session: int, found: Observed) -> None:
+    """Of one rank and lane. A simulated backend repeats steps in one row: each repetition is a step here."""
+    steps, slices = expand(run, block_size)
+    shapes, before = _shapes(slices.select(SLICES)), 0.0
+    for row in steps.select(STEPS).to_pylist():
         if (shape := shapes.get(row["step"])) is not None and not row["copied_blocks"]:
             seconds = _stages(row)
             name = f"{run.name} {row['step']}"
@@ -103,13 +102,15 @@ def _served(run: Path, sheet: Roofline, session: int, found: Observed) -> None:
         before = row["finished"]
 
 
-def _shapes(run: Path) -> dict[int, Shape]:
+STEPS = ["step", "planned", "started", "finished", "copied_blocks", "stage_started", "stage_finished"]
+SLICES = ["step", "sequence", "rank", "start", "length", "samples"]
+
+
+def _shapes(slices: Table) -> dict[int, Shape]:
     parts: dict[int, list[Slice]] = {}
-    for step, sequence, rank, start, length, samples in zip(
-        *read(run, "slices", SLICES).to_pydict().values(), strict=True
-    ):
+    for step, sequence, rank, start, length, samples in zip(*slices.to_pydict().values(), strict=True):
         parts.setdefault(step, []).append(Slice(sequence, 0, rank, start, length, samples, ()))
-    return {step: Shape.of(slices) for step, slices in parts.items()}
+    return {step: Shape.of(own) for step, own in parts.items()}
 
 
 def _stages(row: Mapping[str, Any]) -> tuple[float, ...]:

@@ -16,11 +16,13 @@ from playground.sim.cost.fitted import Array, Error, kind
 from playground.sim.cost.fitting import nnls
 from playground.sim.cost.profile import Decodes, Launch, Line, Prompts, Stage, Throttle
 from playground.sim.cost.shape import Shape
-from playground.sim.cost.surface import LEAST_KEYS, Reading, Surface, longest, reading, step_bucket, tiles
+from playground.sim.cost.surface import LEAST_KEYS, Reading, Surface, in_tiles, longest, reading, step_bucket, tiles
 from playground.sim.cost.throttle import Heat
 
 KNOTS = (2, 8, 16, 32, 64, 88, 152, 280, 400, 536, 784, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 """Tokens between which the kernels' time is taken to grow evenly; those beyond what was timed are left out."""
+TILES = (1, 64, 128)
+"""Tokens that products may be cut into, as tried."""
 HEADS = (1, 16, 64, 256, 1024)
 ROUNDS = 6
 """Of finding out which attention is bound by its longest path, and which steps by their launching."""
@@ -76,8 +78,9 @@ def fit(seen: Sequence[Seen], graph_rows: int, held_out: Callable[[Seen], bool])
     """Tables of every stage, and the throttling that explains most. `ValueError`, in one line, if steps are lacking."""
     _check(seen)
     training = [step for step in seen if not held_out(step)]
-    throttle = _throttle(training, graph_rows)
-    stages = _stages(training, graph_rows, throttle)
+    tile = _tile(training, graph_rows)
+    throttle = _throttle(training, graph_rows, tile)
+    stages = _stages(training, graph_rows, throttle, tile)
     test = [step for step in seen if held_out(step)]
     return Found(stages, throttle, errors(test, seen, stages, throttle, graph_rows))
 
@@ -86,6 +89,15 @@ def _check(seen: Sequence[Seen]) -> None:
     for family in ("decode", "context", "prompt"):
         if not any(step.source == family for step in seen):
             raise ValueError(f"no step of the family {family} was timed: calibrate with larger limits or kv.blocks")
+
+
+def _tile(training: Sequence[Seen], graph_rows: int) -> int:
+    """None (1) unless one explains some of the error of the first stage."""
+    best, least = 1, EXPLAINS * _misfit(training, graph_rows, Throttle(), 1)
+    for tile in TILES[1:]:
+        if (error := _misfit(training, graph_rows, Throttle(), tile)) < least:
+            best, least = tile, error
+    return best
 
 
 # --- throttling
@@ -109,20 +121,20 @@ def _factor(step: Seen, heat: Heat, stage: int) -> float:
     return factor
 
 
-def _throttle(training: Sequence[Seen], graph_rows: int) -> Throttle:
+def _throttle(training: Sequence[Seen], graph_rows: int, tile: int) -> Throttle:
     """Of the first stage. None unless it explains some of the error: most devices never get there."""
-    best, least = Throttle(), EXPLAINS * _misfit(training, graph_rows, Throttle())
+    best, least = Throttle(), EXPLAINS * _misfit(training, graph_rows, Throttle(), tile)
     for throttle in [Throttle(*values) for values in product(SECONDS, ONSETS, SLOPES)]:
-        if (error := _misfit(training, graph_rows, throttle)) < least:
+        if (error := _misfit(training, graph_rows, throttle, tile)) < least:
             best, least = throttle, error
     return best
 
 
-def _misfit(training: Sequence[Seen], graph_rows: int, throttle: Throttle) -> float:
+def _misfit(training: Sequence[Seen], graph_rows: int, throttle: Throttle, tile: int) -> float:
     """Mean of |predicted / measured - 1|, outliers cut, of steps that multiply most of the time; on the first stage,
     each sample by itself."""
     slowed = factors(training, throttle, 0)
-    surface = Surface(_stage(training, slowed, graph_rows, 0), graph_rows)
+    surface = Surface(_stage(training, slowed, graph_rows, 0, tile), graph_rows)
     off = [
         abs(surface.seconds(step.shape) * factor / step.seconds[0] - 1)
         for step, factor in zip(training, slowed, strict=True)
@@ -134,9 +146,9 @@ def _misfit(training: Sequence[Seen], graph_rows: int, throttle: Throttle) -> fl
 # --- tables
 
 
-def _stages(training: Sequence[Seen], graph_rows: int, throttle: Throttle) -> list[Stage]:
+def _stages(training: Sequence[Seen], graph_rows: int, throttle: Throttle, tile: int) -> list[Stage]:
     count = len(training[0].seconds)
-    return [_stage(training, factors(training, throttle, stage), graph_rows, stage) for stage in range(count)]
+    return [_stage(training, factors(training, throttle, stage), graph_rows, stage, tile) for stage in range(count)]
 
 
 class _Point(NamedTuple):
@@ -147,11 +159,11 @@ class _Point(NamedTuple):
     seconds: float
 
 
-def _stage(training: Sequence[Seen], slowed: Sequence[float], graph_rows: int, stage: int) -> Stage:
+def _stage(training: Sequence[Seen], slowed: Sequence[float], graph_rows: int, stage: int, tile: int) -> Stage:
     points = _points(training, slowed, stage)
     decodes = _as_read(points, _as_served(points, _decodes(points), graph_rows), graph_rows)
     launch = _launch(points, graph_rows)
-    return Stage(decodes, _prompts(points, decodes, launch, graph_rows), launch)
+    return Stage(decodes, _prompts(points, decodes, launch, graph_rows, tile), launch)
 
 
 def _points(training: Sequence[Seen], slowed: Sequence[float], stage: int) -> list[_Point]:
@@ -255,7 +267,7 @@ def _launch(points: Sequence[_Point], graph_rows: int) -> Launch:
     return Launch(float(base), float(sequence))
 
 
-def _prompts(points: Sequence[_Point], decodes: Decodes, launch: Launch, graph_rows: int) -> Prompts:
+def _prompts(points: Sequence[_Point], decodes: Decodes, launch: Launch, graph_rows: int, tile: int) -> Prompts:
     """Not negative least squares of relative errors, over all steps with chunks that their kernels bound."""
     bare = Stage(decodes, NO_PROMPTS, launch)
     surface = Surface(bare, graph_rows)
@@ -269,8 +281,10 @@ def _prompts(points: Sequence[_Point], decodes: Decodes, launch: Launch, graph_r
     if not used:
         raise ValueError("no step with prompts takes longer than launching it: raise limits.max_tokens")
     sizes = [(p.shape.tokens, p.shape.sampled) if b is None else (sum(b), b.rows + CHUNKS) for p, b in used]
-    launched = [p.shape.tokens for p, keep in zip(wanted, bound, strict=True) if not keep]
-    tokens = _knots(KNOTS, [size for size, _ in sizes], launched)
+    sizes = [(in_tiles(size, tile), sampled) for size, sampled in sizes]
+    launched = [in_tiles(p.shape.tokens, tile) for p, keep in zip(wanted, bound, strict=True) if not keep]
+    knots = dict.fromkeys(in_tiles(knot, tile) for knot in KNOTS)
+    tokens = _knots([*knots], [size for size, _ in sizes], launched)
     heads = _knots(HEADS, [max(sampled, 1) for _, sampled in sizes])
     fixed = np.asarray(
         [
@@ -309,6 +323,7 @@ def _prompts(points: Sequence[_Point], decodes: Decodes, launch: Launch, graph_r
         float(row),
         [[0.0, 0.0], *[[float(n), float(s)] for n, s in zip(heads, head, strict=True)]],
         [],
+        tile,
     )
     return replace(plain, padded=_padded(used, replace(bare, prompts=plain), graph_rows))
 

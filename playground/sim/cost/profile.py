@@ -46,7 +46,7 @@ class Prompts:
 
     Attention of chunks takes `work` for each (query, key) pair in whole tiles or, where that is more, `path` for each
     key of the longest. `head`: points of (sampled rows, seconds). `padded`: what a graph of so many rows and tokens
-    takes beyond all that, as [rows, tokens, seconds].
+    takes beyond all that, as [rows, tokens, seconds]. `tile`: more tokens than that take what the next multiple does.
     """
 
     tokens: list[int]
@@ -58,6 +58,7 @@ class Prompts:
     row: float
     head: list[list[float]]
     padded: list[list[float]]
+    tile: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,11 @@ def step_bucket(shape: Shape, graph_rows: int) -> Bucket | None:
     return bucket(shape.decodes, shape.prefill_tokens, len(shape.chunks), graph_rows)
 
 
+def in_tiles(tokens: int, tile: int) -> int:
+    """Tokens that kernels compute, padding included: what exceeds a tile fills the last one."""
+    return tokens if tokens <= tile else -(-tokens // tile) * tile
+
+
 def tiles(shape: Shape) -> float:
     """(query, key) pairs of chunks in whole tiles of queries."""
     return sum([-(-length // TILE) * TILE * (start + (length + 1) / 2) for start, length in shape.chunks])
@@ -154,7 +159,7 @@ class Surface:
     def _with_chunks(self, shape: Shape, found: Bucket | None) -> float:
         prompts: Prompts = self.stage.prompts
         tokens, sampled = (shape.tokens, shape.sampled) if found is None else (sum(found), found.rows + CHUNKS)
-        time = self._tokens.at(tokens) + self._head.at(sampled) + self.contexts(shape)
+        time = self._tokens.at(in_tiles(tokens, prompts.tile)) + self._head.at(sampled) + self.contexts(shape)
         time += max(prompts.work * tiles(shape), prompts.path * longest(shape))
         time += prompts.keys * shape.prefill_context + prompts.chunk * len(shape.chunks) + prompts.row * shape.decodes
         return time if found is None else time + self._padded.get((found.rows, found.tokens), 0.0)
