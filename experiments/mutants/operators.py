@@ -13,7 +13,7 @@ Edit = Callable[[ast.AST], ast.AST | None]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of one module: `source` is all of it afterwards, `owner` the class (or function) it was made in."""
+    """One change of one module, in the class (or function) `owner`; `place`: the node's among those of `ast.walk`."""
 
     module: str
     line: int
@@ -21,24 +21,29 @@ class Mutant:
     kind: str
     before: str
     after: str
-    source: str
+    place: int = -1
 
-    @property
-    def name(self) -> str:
-        return f"{self.module}:{self.line} {self.kind}"
+    def of(self, source: str) -> str:
+        """The whole module with this change, from its source without it."""
+        tree = ast.parse(source)
+        node = list(ast.walk(tree))[self.place]
+        changed = EDITS[self.kind](node)
+        if changed is None:
+            raise ValueError(f"{self.module}:{self.line}: no place for {self.kind}")
+        return ast.unparse(ast.fix_missing_locations(_Swap(node, changed).visit(tree)))
 
 
 def mutants(module: str, source: str) -> Iterator[Mutant]:
     """Every change there is, in the order of the source. Defaults, annotations and docstrings are left alone."""
     tree = ast.parse(source)
+    places = {id(node): place for place, node in enumerate(ast.walk(tree))}
     for owner, nodes in _owners(tree):
         for node in nodes:
             for kind, edit in EDITS.items():
                 changed = edit(node)
                 if changed is not None:
                     before, after = _short(ast.unparse(node)), _short(ast.unparse(changed))
-                    whole = ast.unparse(_with(tree, node, changed))
-                    yield Mutant(module, getattr(node, "lineno", 0), owner, kind, before, after, whole)
+                    yield Mutant(module, getattr(node, "lineno", 0), owner, kind, before, after, places[id(node)])
 
 
 def _short(code: str) -> str:
@@ -70,15 +75,6 @@ class _Swap(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> ast.AST:
         return self.new if node is self.old else self.generic_visit(node)
-
-
-def _with(tree: ast.Module, old: ast.AST, new: ast.AST) -> ast.Module:
-    """A copy of the tree in which one node is another."""
-    marks = {id(node): number for number, node in enumerate(ast.walk(tree))}
-    copy = deepcopy(tree)
-    place = list(ast.walk(copy))[marks[id(old)]]
-    _Swap(place, new).visit(copy)
-    return ast.fix_missing_locations(copy)
 
 
 # --- changes

@@ -91,8 +91,8 @@ def drawn(of: str, count: int, seed: int) -> list[Mutant]:
     """So many of all there are in `of` ("policies" or "core"), spread over modules as evenly as they allow."""
     random = Random(seed)
     piles = []
-    for module, source in _sources(of):
-        pile = list(mutants(module, source))
+    for module in _modules(of):
+        pile = list(mutants(module, source(module)))
         random.shuffle(pile)
         piles.append(pile)
     random.shuffle(piles)
@@ -104,15 +104,16 @@ def drawn(of: str, count: int, seed: int) -> list[Mutant]:
     return found
 
 
-def _sources(of: str) -> Iterator[tuple[str, str]]:
-    """Modules by name, with their source."""
+def _modules(of: str) -> list[str]:
     if of == "core":
-        for module in CORE:
-            package, _, name = module.rpartition(".")
-            yield module, (Path(str(files(package))) / f"{name}.py").read_text(encoding="utf-8")
-        return
-    for file in sorted(Path(str(files("policies"))).glob("*.py")):
-        yield f"policies.{file.stem}", file.read_text(encoding="utf-8")
+        return list(CORE)
+    return [f"policies.{file.stem}" for file in sorted(Path(str(files("policies"))).glob("*.py"))]
+
+
+def source(module: str) -> str:
+    """A module's source as it is."""
+    package, _, name = module.rpartition(".")
+    return (Path(str(files(package))) / f"{name}.py").read_text(encoding="utf-8")
 
 
 def survey(
@@ -133,8 +134,8 @@ def survey(
             yield flight.result()
 
 
-def _examined(module: str, source: str, words: Sequence[str], each: int, seed: int) -> dict[str, Any]:
-    asked = {"module": module, "source": source, "words": list(words), "each": each, "seed": seed}
+def _examined(module: str, changed: str, words: Sequence[str], each: int, seed: int) -> dict[str, Any]:
+    asked = {"module": module, "source": changed, "words": list(words), "each": each, "seed": seed}
     command = [sys.executable, "-m", "experiments.mutants.worker"]
     try:
         done = subprocess.run(
@@ -152,8 +153,8 @@ def _result(mutant: Mutant, words: list[str], original: Mapping[str, Any], each:
     if "failed" not in original:
         answer: Mapping[str, Any] = {"unasked": original["dead"]}
     else:
-        answer = _examined(mutant.module, mutant.source, words, each, seed)
-    told = {name: value for name, value in asdict(mutant).items() if name != "source"}
+        answer = _examined(mutant.module, mutant.of(source(mutant.module)), words, each, seed)
+    told = {name: value for name, value in asdict(mutant).items() if name != "place"}
     return Result(**told, words=words, **_judged(answer, original))
 
 
