@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments import bubbles, points, run
+from experiments.counterfactual import command as counterfactual
 from experiments.errors import explain
 from experiments.fidelity import command as fidelity
 from experiments.mutants import command as mutants
@@ -19,7 +20,7 @@ from experiments.progress import waiting
 from experiments.settings import SettingError
 from playground.check.parity import Divergence
 
-COMMANDS = (fidelity, mutants)
+COMMANDS = (counterfactual, fidelity, mutants)
 PARITY = (
     "Replay runs through the simulator and compare every decision: those of backend=engine and backend=costed, and "
     "simulated ones made with backend.skip_ahead=false."

@@ -434,10 +434,12 @@ def plan_of(settings: Settings) -> Plan:
     return Plan(settings, model, device, str(settings.model.get("path", "")), links)
 
 
-def scheduler(settings: Settings, spec: Spec) -> Scheduler:
-    """With a fresh policy: policies may keep state from step to step."""
+def scheduler(settings: Settings, spec: Spec, policy: Policy | None = None) -> Scheduler:
+    """With a fresh policy, unless one is given: policies may keep state from step to step."""
     queueing = settings.queueing
-    policy: Policy = make("policy", settings.policy, Policy)
+    if policy is None:
+        policy = make("policy", settings.policy, Policy)
+        assert policy is not None
     with setting("policy"):
         return Scheduler(
             spec,

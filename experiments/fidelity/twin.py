@@ -50,7 +50,7 @@ def pair(hardware: Path, study: Path, more: Sequence[str], title: str) -> Made:
     come to its end.
     """
     described, labels = _described(hardware), _labels(hardware)
-    config = _twin(hardware, described["spec"], more)
+    config = twin_of(hardware, described["spec"], more)
     cost = _cost(config, described["spec"])
     folder = study / "pairs" / str(labels["name"])
     made_of = _digest(hardware, config, cost)
@@ -107,7 +107,7 @@ def _link(hardware: Path, place: Path, study: Path) -> None:
     place.symlink_to(relpath(hardware, place.parent.resolve()) if inside else hardware, target_is_directory=True)
 
 
-def _twin(hardware: Path, spec: Mapping[str, Any], more: Sequence[str]) -> DictConfig:
+def twin_of(hardware: Path, spec: Mapping[str, Any], more: Sequence[str]) -> DictConfig:
     """The run's own configuration with a simulated backend, and the pool that the engine found room for."""
     config = OmegaConf.merge(OmegaConf.structured(Settings), OmegaConf.load(hardware / "config.yaml"))
     assert isinstance(config, DictConfig)

@@ -102,7 +102,8 @@ class SimBackend:
         if spec.repeats and not isinstance(durations, Repeating):
             raise ValueError(f"{type(durations).__name__} cannot repeat steps: set Spec.repeats to False")
         self.spec = spec
-        self._durations = durations
+        self.durations = durations
+        """Who is asked how long steps take: one may stand before it, until the first step."""
         self._environment = _Clock()
         machine = build(self._environment, spec) if build else _unshared(self._environment, spec, law)
         self._stages, self._links, self._engines = machine
@@ -111,7 +112,9 @@ class SimBackend:
         self._last: list[dict[int, int]] = [{} for _ in spec.groups]
         """Length of each sequence of each group when it samples its last token."""
         self._ready: deque[Done] = deque()
-        self._exact = build is None and spec.stages == 1
+        self.unshared = build is None
+        """Whether stages and links are their group's alone: then times are seconds."""
+        self._exact = self.unshared and spec.stages == 1
         """Nobody else uses a group's only stage: when repetitions finish can be added up."""
         self._lone = len(spec.groups) == 1
         self._runs: list[dict[int, _Run]] = [{} for _ in spec.groups]
@@ -132,7 +135,7 @@ class SimBackend:
         for request in step.starts:
             last[request.id] = request.prompt_length + _output_length(request) - 1
         self._launched = step.id
-        times = self._durations.of(step)
+        times = self.durations.of(step)
         if self._lone:
             self._advance(self.now() + times.host)
             self._begin(_Launched(step, self.now(), times.host), times)
@@ -251,7 +254,7 @@ class SimBackend:
         if run is None:
             lasts = map(self._last[step.group].__getitem__, step.columns.sequence)
             most = min(step.repeat, min(map(sub, lasts, step.columns.start)))  # each of them one token long
-            durations = cast(Repeating, self._durations)
+            durations = cast(Repeating, self.durations)
             times: Iterator[Any] = durations.ticks(step) if self._exact else durations.repetitions(step)
             run = _Run(launched, lane, [], most, times, [], [step.planned])
         run.ticks.append(finish)

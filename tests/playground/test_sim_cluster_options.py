@@ -79,10 +79,10 @@ def test_it_serves(overrides):
 
 
 def test_without_links_nothing_is_built_for_them():
-    assert type(parts().backend._durations) is Modelled
-    assert type(parts("parallel=tp4").backend._durations) is Modelled
-    assert type(parts("parallel=dp4", "links=dgx_h200").backend._durations) is Modelled
-    assert type(parts("parallel=tp4", "links=dgx_h200").backend._durations) is System
+    assert type(parts().backend.durations) is Modelled
+    assert type(parts("parallel=tp4").backend.durations) is Modelled
+    assert type(parts("parallel=dp4", "links=dgx_h200").backend.durations) is Modelled
+    assert type(parts("parallel=tp4", "links=dgx_h200").backend.durations) is System
 
 
 @pytest.mark.parametrize(

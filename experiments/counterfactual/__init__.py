@@ -1,0 +1,1 @@
+"""A recorded run under another policy from some step on: `python -m experiments counterfactual`."""
