@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from random import Random
+from signal import SIGXCPU
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -21,8 +22,8 @@ from experiments.mutants.operators import Mutant, mutants
 FOUND, LAWFUL, WITHOUT, HANGS = "found", "lawful", "no effect", "does not return"
 DEAD, UNASKED = "cannot be made", "not examined"
 """The policy cannot even be made; the kit has no case for the part as it is."""
-SECONDS = 120.0
-"""An examination takes a tenth of that."""
+PATIENCE = 1800.0
+"""Seconds by the clock; what goes round in circles ends before, by the worker's own bound of CPU time."""
 LITTLE = {
     "tokens": 16, "max_prefill": 32, "min_prefill": 4, "batch": 16, "max_batch": 32, "rows": 8, "chunk": 16,
 }  # fmt: skip
@@ -139,9 +140,11 @@ def _examined(module: str, changed: str, words: Sequence[str], each: int, seed: 
     command = [sys.executable, "-m", "experiments.mutants.worker"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(asked), capture_output=True, text=True, timeout=SECONDS, check=False
+            command, input=json.dumps(asked), capture_output=True, text=True, timeout=PATIENCE, check=False
         )
     except subprocess.TimeoutExpired:
+        return {"hangs": True}
+    if done.returncode == -SIGXCPU:
         return {"hangs": True}
     if done.returncode:
         return {"dead": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit {done.returncode}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from collections.abc import Sequence
 from hashlib import sha256
@@ -11,6 +12,10 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
+
+
+SECONDS = 120
+"""Of CPU time. An examination takes a tenth of that."""
 
 
 class Exchanged(MetaPathFinder, Loader):
@@ -28,6 +33,7 @@ class Exchanged(MetaPathFinder, Loader):
 
 def main() -> None:
     asked = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     sys.meta_path.insert(0, Exchanged(asked["module"], asked["source"]))
     json.dump(_examined(asked["words"], asked["each"], asked["seed"]), sys.stdout)
 
