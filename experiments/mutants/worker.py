@@ -13,7 +13,6 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
-
 SECONDS = 120
 """Of CPU time. An examination takes a tenth of that."""
 
