@@ -26,7 +26,7 @@ class Ends:
 
     def ignored(self, *_) -> None: ...
 
-    arrived = looked = launched = committed = happened = ignored
+    arrived = looked = waits = launched = committed = happened = ignored
 
 
 @pytest.fixture(autouse=True)
