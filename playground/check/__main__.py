@@ -174,7 +174,8 @@ def _engine(make: Make, names: Sequence[str], model: str | None) -> list[Line]:
 
 def _summary(report: Report) -> str:
     refused = "; ".join(f"{family}: refused, {why}" for family, why in report.refused.items())
-    return f"{report.served} cases, {report.steps:,} steps{'; ' + refused if refused else ''}"
+    cut = f"; `{report.cut}` fails, and ended the examination there" if report.cut else ""
+    return f"{report.served} cases, {report.steps:,} steps{'; ' + refused if refused else ''}{cut}"
 
 
 def _drawing(verdict: Verdict, make: Make, words: tuple[str, ...], folder: Path) -> Drawing | None:

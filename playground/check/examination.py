@@ -61,6 +61,8 @@ class Report:
     served: int = 0
     steps: int = 0
     refused: dict[str, str] = field(default_factory=dict)
+    cut: str = ""
+    """The property whose failure ended the examination."""
 
     @property
     def failed(self) -> list[Verdict]:
@@ -96,6 +98,9 @@ def examine(
         report.served += 1
         report.steps += len(outcome.steps)
         _judge(verdicts, Judging(case, outcome, make, limits), partial(progress, number, total), patience)
+        report.cut = next((one.property.name for one in report.failed if one.property.fatal), "")
+        if report.cut:
+            break
     if refusal and not report.served:
         raise refusal
     return report
@@ -119,7 +124,7 @@ def _judge(verdicts: list[Verdict], judging: Judging, tell: Callable[[str], None
         if verdict.failed and _compares(verdict.property):
             continue  # it has failed, and each judgement serves the case once more
         finding = of_outcome(verdict.property, judging)
-        if finding and verdict.add(finding, judging.case):
+        if finding and verdict.add(finding, judging.case) and not verdict.property.fatal:
             _shrink(verdict, judging, tell, patience)
 
 

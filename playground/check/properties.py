@@ -64,6 +64,8 @@ class Property:
     unit: str
     judge: Callable[[Judging], Finding | None]
     families: tuple[str, ...] = ()
+    fatal: bool = False
+    """A failure ends the examination: each takes seconds, and there would be one in case after case."""
 
 
 def judged(property: Property, case: Case, make: Make, limits: Limits) -> Finding | None:
@@ -174,9 +176,9 @@ def _welcome(judging: Judging) -> Finding | None:
     ]
     for request in could[:2]:
         alone = judging.again(replace(case, requests=(replace(request, arrival=0.0),), aborts=()))
-        ended = alone.ended.get(request.id)
-        if ended is not None and ended.outcome == "rejected":
-            return Finding(problem=f"request {request.id} is turned away though it is alone and fits: {ended.why}")
+        end = alone.ended.get(request.id)
+        if end is not None and end.outcome == "rejected":
+            return Finding(problem=f"request {request.id} is turned away though it is alone and fits: {end.why}")
     return Finding()
 
 
@@ -301,6 +303,7 @@ def _another(request: Request) -> int:
 
 PROPERTIES = (
     Property("errors", "The policy raises nothing.", "", _whole),
+    Property("returns", "Every decision comes to an end.", "", _whole, fatal=True),
     Property("stall", "While work waits something is placed, or is due, or a wake is set.", "", _whole),
     Property("ends", "Every request ends: finished with its tokens, or turned away with a reason.", "", _whole),
     Property("blocks", "No KV block is lost, used by two, or freed while it is in use.", "", _whole),

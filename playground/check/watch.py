@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from playground.check.alarm import bounded
 from playground.check.laws import Broken
 from playground.core import RequestView, Spec
 from playground.draft import Draft
@@ -63,14 +64,16 @@ class Watched:
         return self._policy.steady(draft)
 
     def place(self, request: RequestView, view: ClusterView) -> int | None:
-        rank = self._policy.place(request, view)
+        with bounded(f"`place` for request {request.id}"):
+            rank = self._policy.place(request, view)
         if rank is not None:
             self.seen.routes.append(rank)
         return rank
 
     def fill(self, draft: Draft) -> None:
         ready, waiting = list(draft.decoding), list(draft.waiting)
-        self._policy.fill(draft)
+        with bounded(f"`fill` at {draft.now:g} s, with {len(waiting)} waiting and {len(draft.running)} running,"):
+            self._policy.fill(draft)
         self._note_preemptions(draft)
         self._note_passed(draft, ready)
         self._note_order(draft, waiting)

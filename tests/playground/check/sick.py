@@ -326,6 +326,17 @@ class ComparesAll(Whole):
         type(self).work += len(draft.waiting) ** 2 + len(draft.running)
 
 
+class Circles(Whole):
+    """Tries again until there is memory: there never is, while it tries."""
+
+    def fill(self, draft):
+        for sequence in draft.decoding:
+            while not draft.take(sequence, 1):
+                pass
+        for sequence in [*draft.partial, *draft.waiting]:
+            draft.take(sequence, sequence.remaining)
+
+
 class Crashes(Whole):
     """Divides by the number of those that wait."""
 
@@ -366,6 +377,7 @@ SICK = {
     "requests turned away in the middle of an answer": (GivesUp, "welcome"),
     "a token computed twice": (Rewinds, "tokens"),
     "an exception": (Crashes, "errors"),
+    "a loop without an end": (Circles, "returns"),
 }
 """By disease: how to make a policy that has it, and the property that must fail."""
 HEALTHY = {"chunked_prefill": healthy, "orca": composed(Orca()), "token_throttling": composed(TokenThrottling())}

@@ -1,11 +1,15 @@
 """The kit finds every disease that it is meant to find, in a small case, and nothing in what is well."""
 
+import signal
+
 import pytest
 
+from playground.check import alarm
 from playground.check.adversaries import FAMILIES, cases
 from playground.check.case import Case, Saved, load, save
 from playground.check.decisions import Cost, cost
 from playground.check.examination import examine, replayed
+from playground.check.laws import Broken
 from playground.check.properties import PROPERTIES, Limits, named
 from playground.check.serving import attend
 from playground.check.shrinking import shrink
@@ -14,7 +18,7 @@ from policies.budget import ChunkedPrefill
 from policies.composed import Composed
 from policies.order import Sjf
 from policies.predictors import OracleLength
-from tests.playground.check.sick import HEALTHY, SICK, ComparesAll, healthy
+from tests.playground.check.sick import HEALTHY, SICK, Circles, ComparesAll, healthy
 
 SMALL = 2_000
 """Tokens for looking for smaller cases: enough to see that it works."""
@@ -32,7 +36,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("disease", SICK)
-def test_a_disease_is_found_in_a_case_that_can_be_replayed(disease, tmp_path):
+def test_a_disease_is_found_in_a_case_that_can_be_replayed(disease, tmp_path, monkeypatch):
+    monkeypatch.setattr(alarm, "SECONDS", 0.2)
     make, name = SICK[disease]
     (verdict,) = examine(make, CASES.get(name, 3), properties=named([name]), patience=SMALL).verdicts
     assert verdict.problem and verdict.case, f"{name} holds: worst {verdict.worst}"
@@ -117,6 +122,33 @@ def test_an_oracle_may_look():
     (verdict,) = [one for one in report.verdicts if one.property.name == "oracle"]
     assert not verdict.judged and not verdict.problem
     assert not [one.problem for one in report.failed]
+
+
+def test_what_goes_round_in_circles_ends_the_examination(monkeypatch):
+    monkeypatch.setattr(alarm, "SECONDS", 0.2)
+    report = examine(Circles, 3)
+    assert report.cut == "returns" and report.served < 3 * len(FAMILIES)
+    (verdict,) = [one for one in report.failed if one.property.name == "returns"]
+    assert verdict.failed == 1 and "has computed for 0.2 s and does not return" in verdict.problem
+
+
+def test_an_alarm_of_somebody_elses_is_left_alone(monkeypatch):
+    monkeypatch.setattr(alarm, "SECONDS", 0.01)
+    rung = []
+    before = signal.signal(signal.SIGVTALRM, lambda *_: rung.append(1))
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.05)
+    try:
+        with alarm.bounded("a loop"):
+            while not rung:
+                pass
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+    with pytest.raises(Broken, match="a loop has computed for"), alarm.bounded("a loop"):
+        while True:
+            pass
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGVTALRM) is before
 
 
 def ticking(micros):
