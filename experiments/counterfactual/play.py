@@ -140,8 +140,8 @@ def _backend(run: Recorded, parts: Parts, at: int) -> SimBackend:
     assert isinstance(backend, SimBackend)
     if not backend.unshared:
         raise SettingError(
-            f"{run.folder}: what its steps exchanged is not in its trace: runs of one rank, of replicas and of "
-            "pipelines can be continued, those in lockstep or over links that are modelled (links=) cannot"
+            f"{run.folder}: what its steps sent is not in its trace: those over links that are modelled (links=, "
+            "lanes, uploads) cannot be continued"
         )
     backend.durations = Spliced(run.recording, at, backend.durations)
     return backend
