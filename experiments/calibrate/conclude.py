@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from omegaconf import OmegaConf
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from experiments.build import make
@@ -19,7 +20,7 @@ from playground.model import ModelShape
 from playground.sim.capacity import Layout
 from playground.sim.cost import Roofline
 from playground.sim.cost.calibrating import Seen, fit, line
-from playground.sim.cost.profile import Profile, place, sizes_of
+from playground.sim.cost.profile import HeldOut, Profile, cut_name, place, sizes_of
 from playground.sim.device import Device
 
 FACTS = "calibration.json"
@@ -56,6 +57,7 @@ def conclude(folder: Path, runs: Sequence[Path] = ()) -> tuple[Profile, Path]:
         **_lines(observed),
         largest={name: float(max(getattr(step.shape, name) for step in observed.seen)) for name in RANGE},
         held_out=found.held_out,
+        few=found.few,
         spread=median(observed.spread) if observed.spread else 0.0,
         facts=_facts(facts) | {"clocks": clocks.summary(folder / CLOCKS), "runs": [run.name for run in runs]},
     )
@@ -102,11 +104,21 @@ def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(profile: Profile) -> Table:
-    """How far predictions are off on steps that nothing was fitted to."""
-    shown = Table(title=f"{profile.device}: held-out steps", title_justify="left")
-    for name in ("steps", "count", "MAPE", "median", "P95", "bias"):
+    """How far both models are off on steps that nothing was fitted to."""
+    title = f"{profile.device}, {cut_name(profile.tp, profile.layers)}: errors on held-out steps"
+    caption = rf"\[..]: 95 % interval of the MAPE. Repetitions of a step are {profile.spread:.1%} apart (median)."
+    shown = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
+    for name in ("steps", "count", "profiled: MAPE", "median", "P95", "bias", "fitted: MAPE", "bias"):
         shown.add_column(name, justify="left" if name == "steps" else "right")
+    others = profile.few.held_out if profile.few else {}
     for name, error in profile.held_out.items():
-        figures = (error.mape, error.median, error.p95)
-        shown.add_row(name, f"{error.steps:,}", *[f"{value:.1%}" for value in figures], f"{error.bias:+.1%}")
+        other = [_mape(others[name]), f"{others[name].bias:+.1%}"] if name in others else ["-", "-"]
+        figures = (_mape(error), f"{error.median:.1%}", f"{error.p95:.1%}", f"{error.bias:+.1%}")
+        shown.add_row(name, f"{error.steps:,}", *figures, *other)
     return shown
+
+
+def _mape(error: HeldOut) -> str:
+    if error.low is None or error.high is None:
+        return f"{error.mape:.1%}"
+    return rf"{error.mape:.1%} \[{100 * error.low:.1f}..{100 * error.high:.1f}]"

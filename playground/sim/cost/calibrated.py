@@ -1,28 +1,34 @@
 """The cost model of a calibration: what steps of this engine took on this device, measured on purpose.
 
-Made by `+experiment=calibrate`; what is measured and how it is read: docs/fidelity.md.
+Made by `+experiment=calibrate`; what is measured and how it is read: docs/calibration.md.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from playground.model import ModelShape
 from playground.sim.capacity import Layout
+from playground.sim.cost.few import FewSurface, few_surfaces
 from playground.sim.cost.model import IDLE, Cost
-from playground.sim.cost.profile import Profile, Throttle, cut_name, find, sizes_of
+from playground.sim.cost.profile import TABLES, Profile, Throttle, cut_name, find, sizes_of
 from playground.sim.cost.roofline import Roofline
 from playground.sim.cost.shape import Shape
 from playground.sim.cost.surface import Surface, step_bucket
 from playground.sim.cost.tables import Bounds
 from playground.sim.device import Device
 
+FORMS = ("profiled", "fitted")
+
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
     """Steps, host time, copies and links as the profile at `path` says; null: this model's on this device, cut so.
 
+    `form`: steps by its tables (`profiled`), or by its few coefficients (`fitted`), which are further off, but go on
+    evenly where tables are coarse. All else is the same.
     A step larger than any that was timed is an error unless `extrapolate`. Compute and memory, which say what a step
     leaves to other lanes, are the sheet's, cut to the measured time. Communication is in the measured time.
     """
@@ -35,14 +41,17 @@ class Calibrated:
     block_size: int = 16
     path: str | None = None
     extrapolate: bool = False
+    form: str = "profiled"
     file: str = field(init=False, compare=False)
     """Where the profile was found."""
     profile: Profile = field(init=False, repr=False, compare=False)
     _sheet: Roofline = field(init=False, repr=False, compare=False)
-    _surfaces: tuple[Surface, ...] = field(init=False, repr=False, compare=False)
+    _surfaces: tuple[Surface | FewSurface, ...] = field(init=False, repr=False, compare=False)
     _bounds: Bounds = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(f"cost.form={self.form} must be one of {', '.join(FORMS)}")
         cut = Layout.of(self.model, self.tp, self.stages, self.layers).layers
         file = self.path or str(find(self.model, self.device.name, self.tp, cut))
         profile = Profile.load(file)
@@ -57,7 +66,7 @@ class Calibrated:
         keep(self, "file", file)
         keep(self, "profile", profile)
         keep(self, "_sheet", Roofline(self.model, self.device, self.tp, self.stages, self.layers, self.block_size))
-        keep(self, "_surfaces", tuple(Surface(stage, profile.graph_rows) for stage in profile.stages))
+        keep(self, "_surfaces", tuple(_surfaces(profile, self.form, file)))
         keep(self, "_bounds", Bounds(file, self.extrapolate))
 
     @property
@@ -106,6 +115,20 @@ class Calibrated:
         if all(way.coefficients.get("block", 0.0) for way in ways):
             return sum([way.at(block=blocks) for way in ways]) / 2
         return self._sheet.copy(blocks)
+
+
+def _surfaces(profile: Profile, form: str, file: str) -> Sequence[Surface | FewSurface]:
+    """One a stage. `ValueError` where the profile has no coefficients; a warning where nobody measured them."""
+    if form == "profiled":
+        return [Surface(stage, profile.graph_rows) for stage in profile.stages]
+    if profile.few is None:
+        raise ValueError(
+            f"cost.form=fitted: the profile {file} has tables only; take form=profiled, calibrate again, or fit to its "
+            f"tables: python -m experiments.calibrate --tables {file}"
+        )
+    if profile.few.fitted_to == TABLES:
+        warnings.warn(f"cost.form=fitted: {file} was fitted to its own tables, not to measurements", stacklevel=4)
+    return few_surfaces(profile.few, profile.stages, profile.graph_rows)
 
 
 def _differences(profile: Profile, model: ModelShape) -> str:

@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from playground.graphs import CHUNKS
-from playground.sim.cost.fitted import Array, Error, kind
-from playground.sim.cost.fitting import nnls
-from playground.sim.cost.profile import Decodes, Launch, Line, Prompts, Stage, Throttle
+from playground.sim.cost.few import FewSurface, few_surfaces, knee_of, line_of
+from playground.sim.cost.few import design as few_design
+from playground.sim.cost.fitted import Array, kind
+from playground.sim.cost.fitting import BLOCK, nnls
+from playground.sim.cost.judging import Pairs, judged
+from playground.sim.cost.profile import MEASURED, Decodes, Few, HeldOut, Launch, Line, Prompts, Stage, Throttle
 from playground.sim.cost.shape import Shape
 from playground.sim.cost.surface import LEAST_KEYS, Reading, Surface, in_tiles, longest, reading, step_bucket, tiles
 from playground.sim.cost.throttle import Heat
@@ -30,6 +33,8 @@ FLOOR = 1.5
 """A step launched kernel by kernel tells of kernels only if it takes so many times as long as launching does."""
 SECONDS, ONSETS, SLOPES = (0.1, 0.2, 0.4, 1.0, 3.0), (0.0, 0.25, 0.5), (0.08, 0.12, 0.16, 0.2, 0.3, 0.45)
 """Of throttling, as tried."""
+LIKELY = 4
+"""Pairs of seconds and onset that are looked at in earnest."""
 EXPLAINS = 0.95
 """Of the error without it."""
 PRODUCTS = 0.4
@@ -67,22 +72,36 @@ class Found:
 
     stages: list[Stage]
     throttle: Throttle
-    held_out: dict[str, Error]
+    held_out: dict[str, HeldOut]
+    few: Few
 
 
 PROBED = ("prompt", "history", "chunks", "mixed", "ramp")
 """Families that the costs of prompts are fitted to, beside what was served."""
+FAMILIES = (*PROBED, "decode", "context", "uneven", "random")
+"""All that is no serving."""
 
 
 def fit(seen: Sequence[Seen], graph_rows: int, held_out: Callable[[Seen], bool]) -> Found:
-    """Tables of every stage, and the throttling that explains most. `ValueError`, in one line, if steps are lacking."""
+    """Tables of every stage, the throttling that explains most, and the few coefficients that say nearly the same.
+
+    `ValueError`, in one line, if steps are lacking.
+    """
     _check(seen)
     training = [step for step in seen if not held_out(step)]
     tile = _tile(training, graph_rows)
     throttle = _throttle(training, graph_rows, tile)
     stages = _stages(training, graph_rows, throttle, tile)
     test = [step for step in seen if held_out(step)]
-    return Found(stages, throttle, errors(test, seen, stages, throttle, graph_rows))
+    # Heat comes from all that was seen, so it is followed through all of it.
+    slowed = zip(*[factors(seen, throttle, stage) for stage in range(len(stages))], strict=True)
+    by_use: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
+    for step, factor in zip(seen, slowed, strict=True):
+        by_use[held_out(step)].append(factor)
+    few = _few(training, [*zip(*by_use[False], strict=True)], stages, graph_rows)
+    few = replace(few, held_out=errors(test, by_use[True], few_surfaces(few, stages, graph_rows)))
+    surfaces = [Surface(stage, graph_rows) for stage in stages]
+    return Found(stages, throttle, errors(test, by_use[True], surfaces), few)
 
 
 def _check(seen: Sequence[Seen]) -> None:
@@ -123,11 +142,35 @@ def _factor(step: Seen, heat: Heat, stage: int) -> float:
 
 def _throttle(training: Sequence[Seen], graph_rows: int, tile: int) -> Throttle:
     """Of the first stage. None unless it explains some of the error: most devices never get there."""
+    cold = Surface(_stage(training, [1.0] * len(training), graph_rows, 0, tile), graph_rows)
     best, least = Throttle(), EXPLAINS * _misfit(training, graph_rows, Throttle(), tile)
-    for throttle in [Throttle(*values) for values in product(SECONDS, ONSETS, SLOPES)]:
+    for (seconds, onset), slope in product(_likely(training, cold), SLOPES):
+        throttle = Throttle(seconds, onset, slope)
         if (error := _misfit(training, graph_rows, throttle, tile)) < least:
             best, least = throttle, error
     return best
+
+
+def _likely(training: Sequence[Seen], cold: Surface) -> list[tuple[float, float]]:
+    """(seconds, onset) by which the steps that the tables say wrong were the warmer the longer they took, the best few.
+
+    Tables are fitted anew for every throttling that is tried, which takes long; this is one look at what they leave.
+    """
+    heavy = [step.shape.chunks != () and step.products[0] > PRODUCTS * step.seconds[0] for step in training]
+    left = np.asarray(
+        [step.seconds[0] / cold.seconds(step.shape) for step, keep in zip(training, heavy, strict=True) if keep]
+    )
+    if len(left) < SUPPORT:
+        return []
+    found = []
+    for seconds, onset in product(SECONDS, ONSETS):
+        warm = np.asarray(factors(training, Throttle(seconds, onset, min(SLOPES)), 0))[heavy]
+        design = np.column_stack([np.ones(len(left)), warm])
+        base, slope = np.linalg.lstsq(design, left, rcond=None)[0]
+        if slope > 0:
+            found.append((float(np.abs(left - base - slope * warm).mean()), seconds, onset))
+    before = float(np.abs(left - left.mean()).mean())
+    return [(seconds, onset) for error, seconds, onset in sorted(found)[:LIKELY] if error < before]
 
 
 def _misfit(training: Sequence[Seen], graph_rows: int, throttle: Throttle, tile: int) -> float:
@@ -198,7 +241,7 @@ def _as_served(points: Sequence[_Point], decodes: Decodes, graph_rows: int) -> D
     ratios: dict[int, list[float]] = {}
     for point in points:
         shape = point.shape
-        if point.source in (*PROBED, "decode", "context", "uneven", "random") or shape.chunks:
+        if point.source in FAMILIES or shape.chunks:
             continue
         if shape.decode_context <= SHORT * shape.decodes:
             found = step_bucket(shape, graph_rows)
@@ -218,7 +261,7 @@ def _as_read(points: Sequence[_Point], decodes: Decodes, graph_rows: int) -> Dec
     ratios: dict[int, list[float]] = {}
     for point in points:
         shape = point.shape
-        if shape.chunks or point.source in (*PROBED, "decode", "context", "uneven", "random"):
+        if shape.chunks or point.source in FAMILIES:
             continue
         reading, found = surface.contexts(shape), step_bucket(shape, graph_rows)
         if found is not None and reading > READS * point.seconds:
@@ -336,10 +379,15 @@ def _steepest(target: Array, rest: Array, path: Array) -> float:
 
 def _weights(points: Sequence[_Point]) -> Array:
     """Relative errors; of what was served each step counts less, for there are many."""
-    served = sum(p.source not in PROBED for p in points)
+    found: Array = _shares(points) / np.asarray([p.seconds for p in points])
+    return found
+
+
+def _shares(points: Sequence[_Point]) -> Array:
+    served = sum(p.source not in FAMILIES for p in points)
     probed = len(points) - served
     share = min(1.0, (probed / served) ** 0.5) if served and probed else 1.0
-    return np.asarray([(1.0 if p.source in PROBED else share) / p.seconds for p in points])
+    return np.asarray([1.0 if p.source in FAMILIES else share for p in points])
 
 
 def _knots(knots: Sequence[int], values: Sequence[int], hidden: Sequence[int] = ()) -> list[int]:
@@ -383,23 +431,45 @@ def _padded(used: Sequence[tuple[_Point, Any]], stage: Stage, graph_rows: int) -
 
 
 def errors(
-    test: Sequence[Seen],
-    seen: Sequence[Seen],
-    stages: Sequence[Stage],
-    throttle: Throttle,
-    graph_rows: int,
-) -> dict[str, Error]:
-    """Of all stages together, by source and kind of step. Heat comes from all that was seen."""
-    surfaces = [Surface(stage, graph_rows) for stage in stages]
-    slowed = [factors(seen, throttle, stage) for stage in range(len(stages))]
-    by_id = {id(step): tuple(factor[index] for factor in slowed) for index, step in enumerate(seen)}
-    groups: dict[str, list[tuple[float, float]]] = {}
-    for step in test:
-        factor = by_id[id(step)]
+    test: Sequence[Seen], slowed: Sequence[Sequence[float]], surfaces: Sequence[Surface | FewSurface]
+) -> dict[str, HeldOut]:
+    """Of all stages together, by source and kind of step. `slowed`: by how much each was, on each stage."""
+    groups: dict[str, Pairs] = {}
+    for number, (step, factor) in enumerate(zip(test, slowed, strict=True)):
         predicted = sum(s.seconds(step.shape) * f for s, f in zip(surfaces, factor, strict=True))
+        # Repetitions of a probe are alike, and so are neighbours in a run.
+        part = step.name if step.source == "random" else number // BLOCK
         for name in (step.source, f"{step.source}, {kind(step.shape)}"):
-            groups.setdefault(name, []).append((predicted, sum(step.seconds)))
-    return {name: Error.of(*np.asarray(pairs).T) for name, pairs in sorted(groups.items())}
+            groups.setdefault(name, Pairs()).add(predicted, sum(step.seconds), part)
+    return judged(groups)
+
+
+# --- few coefficients
+
+
+def _few(training: Sequence[Seen], slowed: Sequence[Sequence[float]], stages: Sequence[Stage], graph_rows: int) -> Few:
+    """Of the same steps as the tables; not yet judged. What only launching bounds tells of no kernel."""
+    by_stage = [_points(training, factor, stage) for stage, factor in enumerate(slowed)]
+    surface = Surface(stages[0], graph_rows)
+    kept = [n for n, point in enumerate(by_stage[0]) if _of_kernels(point, surface, graph_rows)]
+    return few_of([[points[n] for n in kept] for points in by_stage], stages[0].prompts.tile, graph_rows, MEASURED)
+
+
+def _of_kernels(point: _Point, surface: Surface, graph_rows: int) -> bool:
+    if not graph_rows or step_bucket(point.shape, graph_rows) is not None:
+        return True
+    return point.seconds > FLOOR * surface.launch(point.shape)
+
+
+def few_of(stages: Sequence[Sequence[_Point]], tile: int, graph_rows: int, fitted_to: str) -> Few:
+    """`stages`: the same steps on each."""
+    shapes = [point.shape for point in stages[0]]
+    seconds = [np.asarray([point.seconds for point in points]) for points in stages]
+    weights = _shares(stages[0])
+    knee = knee_of(shapes, seconds, weights, tile, graph_rows)
+    features = few_design(shapes, knee, tile, graph_rows)
+    lines = [line_of(features, times, weights) for times in seconds]
+    return Few(knee, lines, {}, fitted_to, len(shapes))
 
 
 # --- lines

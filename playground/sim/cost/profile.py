@@ -97,6 +97,35 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldOut(Error):
+    """Of steps that nothing was fitted to; `low` and `high` bound 95 % of the MAPEs of steps drawn again from them.
+
+    None in a profile of before they were kept.
+    """
+
+    low: float | None = None
+    high: float | None = None
+
+
+MEASURED, TABLES = "measurements", "tables"
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """The fitted model: a line of `playground.sim.cost.few.FEATURES` for each stage instead of its tables.
+
+    `fitted_to`: `measurements`, or `tables` where it was made from the profile's own, which alone were left; then
+    `held_out` says how far it is from them, not from the device. `points`: how many steps it is fitted to.
+    """
+
+    knee: int
+    stages: list[Line]
+    held_out: dict[str, HeldOut]
+    fitted_to: str
+    points: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     decodes: Decodes
     prompts: Prompts
@@ -122,12 +151,13 @@ class Profile:
     transfer: Line
     largest: dict[str, float]
     """Of each quantity of a step, the largest value that was timed."""
-    held_out: dict[str, Error]
-    """By source and kind of step: of steps that nothing was fitted to."""
+    held_out: dict[str, HeldOut]
+    """By source and kind of step: how far the tables are off on steps that nothing was fitted to."""
     spread: float
     """Median over probes of (largest - least) / median of their repetitions."""
     facts: dict[str, Any]
     """Device, driver, versions, revision, clocks, when."""
+    few: Few | None = None
     version: int = VERSION
 
     def save(self, file: Path) -> None:
@@ -155,9 +185,19 @@ def _parts(content: Mapping[str, Any]) -> dict[str, Any]:
             for stage in content["stages"]
         ],
         "throttle": Throttle(**content["throttle"]),
-        "held_out": {name: Error(**error) for name, error in content["held_out"].items()},
+        "held_out": _held_out(content["held_out"]),
+        "few": _few(content["few"]) if content.get("few") else None,
         **lines,
     }
+
+
+def _held_out(content: Mapping[str, Any]) -> dict[str, HeldOut]:
+    return {name: HeldOut(**error) for name, error in content.items()}
+
+
+def _few(content: Mapping[str, Any]) -> Few:
+    stages = [Line(**line) for line in content["stages"]]
+    return Few(**{**content, "stages": stages, "held_out": _held_out(content["held_out"])})
 
 
 SIZES = ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocabulary")

@@ -1,0 +1,119 @@
+"""The fitted model of a calibration: a few coefficients a stage, none negative, where the profiled one has tables.
+
+In seconds, of what is computed, padding included:
+
+    base + tokens * t + beyond_knee * max(t - knee, 0) + decode_context * K + prefill_pairs * P + sequences * n
+
+as of logged steps (`playground.sim.cost.fitted`); a step that no graph takes is not over before it is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from playground.sim.cost.fitted import FEATURES, Array
+from playground.sim.cost.fitting import HUBER, KNEES, nnls
+from playground.sim.cost.profile import Few, Launch, Line, Stage
+from playground.sim.cost.shape import Shape
+from playground.sim.cost.surface import in_tiles, step_bucket
+
+ROUNDS = 6
+"""Of reweighting."""
+DRAWS = 200
+"""Fits to points drawn again, behind the intervals."""
+AROUND = 0.05
+"""Share of the points that a knee must have on either side."""
+
+
+@dataclass(slots=True)
+class FewSurface:
+    """Seconds of one stage, alone on an unthrottled device."""
+
+    line: Line
+    knee: int
+    tile: int
+    launching: Launch
+    graph_rows: int
+    _coefficients: tuple[float, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._coefficients = tuple(self.line.coefficients[name] for name in FEATURES)
+
+    def seconds(self, shape: Shape) -> float:
+        base, token, beyond, context, pair, sequence = self._coefficients
+        tokens = computed(shape, self.tile, self.graph_rows)
+        time = base + token * tokens + context * shape.decode_context + pair * shape.prefill_pairs
+        time += beyond * max(tokens - self.knee, 0) + sequence * shape.sequences
+        eager = self.graph_rows and step_bucket(shape, self.graph_rows) is None
+        return max(time, self.launch(shape)) if eager else time
+
+    def launch(self, shape: Shape) -> float:
+        """Of the host, for a step that no graph takes."""
+        return self.launching.base + self.launching.sequence * shape.sequences
+
+
+def few_surfaces(few: Few, stages: Sequence[Stage], graph_rows: int) -> list[FewSurface]:
+    """Of every stage; tiles, and what it takes to launch a step, are those of the tables."""
+    return [
+        FewSurface(line, few.knee, stage.prompts.tile, stage.launch, graph_rows)
+        for line, stage in zip(few.stages, stages, strict=True)
+    ]
+
+
+def computed(shape: Shape, tile: int, graph_rows: int) -> int:
+    """Tokens, those included that a step is padded with: by a graph, or to whole tiles beside prompts."""
+    found = step_bucket(shape, graph_rows)
+    tokens = shape.tokens if found is None else sum(found)
+    return in_tiles(tokens, tile) if shape.chunks else tokens
+
+
+def design(shapes: Sequence[Shape], knee: int, tile: int, graph_rows: int) -> Array:
+    """[shape, feature]"""
+    rows = []
+    for shape in shapes:
+        tokens = computed(shape, tile, graph_rows)
+        context, pairs = shape.decode_context, shape.prefill_pairs
+        rows.append((1.0, tokens, max(tokens - knee, 0), context, pairs, shape.sequences))
+    return np.asarray(rows, float)
+
+
+def knee_of(shapes: Sequence[Shape], stages: Sequence[Array], weights: Array, tile: int, graph_rows: int) -> int:
+    """The one with the least |log(predicted / measured)|; the largest step where too few lie on either side of any.
+
+    `stages`: seconds of every shape on each.
+    """
+    tokens = np.asarray([computed(shape, tile, graph_rows) for shape in shapes])
+    inside = [knee for knee in KNEES if AROUND <= (tokens > knee).mean() <= 1 - AROUND]
+
+    def misfit(knee: int) -> float:
+        features = design(shapes, knee, tile, graph_rows)
+        return sum(
+            float((np.abs(np.log(features @ _best(features, seconds, weights) / seconds)) * weights).sum())
+            for seconds in stages
+        )
+
+    return min(inside, key=misfit) if inside else int(tokens.max())
+
+
+def line_of(features: Array, seconds: Array, weights: Array, seed: int = 0) -> Line:
+    """Least squares of relative errors, outliers counting less. Bounds are those of fits to points drawn again."""
+    best = _best(features, seconds, weights)
+    picks = np.random.default_rng(seed).integers(0, len(seconds), (DRAWS, len(seconds)))
+    drawn = [_best(features[pick], seconds[pick], weights[pick]) for pick in picks]
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    return Line(*[dict(zip(FEATURES, map(float, values), strict=True)) for values in (best, low, high)])
+
+
+def _best(features: Array, seconds: Array, weights: Array) -> Array:
+    """Errors are shares of the prediction: as shares of what was measured, noise would pull it down."""
+    scale = weights / seconds
+    for _ in range(ROUNDS):
+        found = nnls(features * scale[:, None], seconds * scale)
+        predicted = np.maximum(features @ found, 1e-3 * float(np.median(seconds)))
+        off = np.abs(seconds / predicted - 1)
+        limit = max(HUBER * float(np.median(off)) / 0.6745, 1e-9)
+        scale = weights * np.sqrt(np.minimum(limit / np.maximum(off, limit), 1.0)) / predicted
+    return nnls(features * scale[:, None], seconds * scale)
