@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from random import Random
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
@@ -38,9 +39,9 @@ def factory(words: Sequence[str]) -> Make:
 
     It is made once at once: `SettingError` says in one line what is wrong with it.
     """
-    given = [override for word in words for override in _overrides(word)]
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a user's module in the folder that it is called from
+    given = [override for word in words for override in _overrides(word)]
     settings.register()
     plugins.register()
     overrides.register()
@@ -57,10 +58,24 @@ def factory(words: Sequence[str]) -> Make:
 def _overrides(word: str) -> list[str]:
     key, _, value = word.lstrip("+").partition("=")
     if key == "policy" and (":" in value or "." in value):
+        _look(word, value.replace(":", "."))
         return [f"policy._target_={value.replace(':', '.')}"]
     if key != "policy" and not key.startswith(("policy.", "policy/")):
         raise SettingError(f"{word}: only a policy is examined: policy=NAME, policy.PART.OPTION=..., policy/PART=...")
     return [word]
+
+
+def _look(word: str, path: str) -> None:
+    """A name that its module lacks is told with those it has; whatever else is wrong Hydra finds out."""
+    place, _, name = path.rpartition(".")
+    try:
+        module = import_module(place)
+    except Exception:  # noqa: BLE001  (a module of the user's may raise anything)
+        return
+    if hasattr(module, name):
+        return
+    own = sorted(key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)
+    raise SettingError(f"{word}: {place} ({module.__file__}) has no {name}; it has {', '.join(own) or 'nothing'}")
 
 
 def told(lines: Sequence[Line]) -> Table:

@@ -79,7 +79,7 @@ def test_what_was_mended_leaves_no_failing_case_behind(folder):
     [
         ([], "say which policy: policy=NAME"),
         (["policy=chunked"], "policy=chunked"),
-        (["policy=sickpkg:Missing"], "Missing"),
+        (["policy=sickpkg:Missing"], "has no Missing; it has Dozes, well"),
         (["policy=orca", "kv.blocks=3"], "kv.blocks=3: only a policy is examined"),
         (["policy=orca", "policy.budget.batch=0"], "policy.budget.batch=0 must be at least 1"),
         (["policy=orca", "--only", "speed"], "--only speed: no such property"),
