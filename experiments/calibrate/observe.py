@@ -61,7 +61,7 @@ def _samples(folder: Path, facts: Mapping[str, Any], sheet: Roofline, found: Obs
         if probe["copied_blocks"]:
             found.copies.extend((probe["copied_blocks"], *sample.stages[:2]) for sample in samples)
             continue
-        shape = _shape(probe["groups"])
+        shape = shape_of(probe["groups"])
         rows += [(sample.at, probe["family"], name, shape, sample) for sample in samples]
         totals = sorted(sum(sample.stages) for sample in samples)
         if len(totals) > 1:
@@ -69,13 +69,14 @@ def _samples(folder: Path, facts: Mapping[str, Any], sheet: Roofline, found: Obs
     for name, probes in facts["ramps"].items():
         for turn, sample in kept.get(f"ramp {name}", {}).items():
             probe = probes[turn]
-            rows.append((sample.at, "ramp", f"{name} {turn}", _shape(probe["groups"]), sample))
+            rows.append((sample.at, "ramp", f"{name} {turn}", shape_of(probe["groups"]), sample))
     for at, family, name, shape, sample in sorted(rows, key=lambda row: row[0]):
         found.seen.append(Seen(family, name, at, shape, sample.stages, _products(sheet, shape)))
         found.links.extend((shape.tokens, seconds) for seconds in sample.links)
 
 
-def _shape(groups: Sequence[Sequence[Any]]) -> Shape:
+def shape_of(groups: Sequence[Sequence[Any]]) -> Shape:
+    """Of a step that is made of these groups, or of a file's lists in their place."""
     return Shape.of(
         Slice(0, 0, 0, start, length, bool(samples), ())
         for count, start, length, samples in map(Group._make, groups)

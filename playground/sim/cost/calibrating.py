@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from playground.graphs import CHUNKS
-from playground.sim.cost.few import FewSurface, few_surfaces, knee_of, line_of
-from playground.sim.cost.few import design as few_design
+from playground.sim.cost.few import FLOOR, FewSurface, few_of, few_surfaces
 from playground.sim.cost.fitted import Array, kind
 from playground.sim.cost.fitting import BLOCK, nnls
 from playground.sim.cost.judging import Pairs, judged
@@ -29,8 +28,6 @@ TILES = (1, 64, 128)
 HEADS = (1, 16, 64, 256, 1024)
 ROUNDS = 6
 """Of finding out which attention is bound by its longest path, and which steps by their launching."""
-FLOOR = 1.5
-"""A step launched kernel by kernel tells of kernels only if it takes so many times as long as launching does."""
 SECONDS, ONSETS, SLOPES = (0.1, 0.2, 0.4, 1.0, 3.0), (0.0, 0.25, 0.5), (0.08, 0.12, 0.16, 0.2, 0.3, 0.45)
 """Of throttling, as tried."""
 LIKELY = 4
@@ -438,7 +435,7 @@ def errors(
     for number, (step, factor) in enumerate(zip(test, slowed, strict=True)):
         predicted = sum(s.seconds(step.shape) * f for s, f in zip(surfaces, factor, strict=True))
         # Repetitions of a probe are alike, and so are neighbours in a run.
-        part = step.name if step.source == "random" else number // BLOCK
+        part = step.name if step.source in FAMILIES else number // BLOCK
         for name in (step.source, f"{step.source}, {kind(step.shape)}"):
             groups.setdefault(name, Pairs()).add(predicted, sum(step.seconds), part)
     return judged(groups)
@@ -448,28 +445,11 @@ def errors(
 
 
 def _few(training: Sequence[Seen], slowed: Sequence[Sequence[float]], stages: Sequence[Stage], graph_rows: int) -> Few:
-    """Of the same steps as the tables; not yet judged. What only launching bounds tells of no kernel."""
+    """Of the same steps as the tables; not yet judged."""
     by_stage = [_points(training, factor, stage) for stage, factor in enumerate(slowed)]
-    surface = Surface(stages[0], graph_rows)
-    kept = [n for n, point in enumerate(by_stage[0]) if _of_kernels(point, surface, graph_rows)]
-    return few_of([[points[n] for n in kept] for points in by_stage], stages[0].prompts.tile, graph_rows, MEASURED)
-
-
-def _of_kernels(point: _Point, surface: Surface, graph_rows: int) -> bool:
-    if not graph_rows or step_bucket(point.shape, graph_rows) is not None:
-        return True
-    return point.seconds > FLOOR * surface.launch(point.shape)
-
-
-def few_of(stages: Sequence[Sequence[_Point]], tile: int, graph_rows: int, fitted_to: str) -> Few:
-    """`stages`: the same steps on each."""
-    shapes = [point.shape for point in stages[0]]
-    seconds = [np.asarray([point.seconds for point in points]) for points in stages]
-    weights = _shares(stages[0])
-    knee = knee_of(shapes, seconds, weights, tile, graph_rows)
-    features = few_design(shapes, knee, tile, graph_rows)
-    lines = [line_of(features, times, weights) for times in seconds]
-    return Few(knee, lines, {}, fitted_to, len(shapes))
+    seconds = [np.asarray([point.seconds for point in points]) for points in by_stage]
+    shapes = [point.shape for point in by_stage[0]]
+    return few_of(shapes, seconds, _shares(by_stage[0]), stages, graph_rows, MEASURED)
 
 
 # --- lines

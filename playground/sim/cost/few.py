@@ -20,6 +20,8 @@ from playground.sim.cost.profile import Few, Launch, Line, Stage
 from playground.sim.cost.shape import Shape
 from playground.sim.cost.surface import in_tiles, step_bucket
 
+FLOOR = 1.5
+"""A step launched kernel by kernel tells of kernels only if it takes so many times as long as launching does."""
 ROUNDS = 6
 """Of reweighting."""
 DRAWS = 200
@@ -70,7 +72,7 @@ def computed(shape: Shape, tile: int, graph_rows: int) -> int:
     return in_tiles(tokens, tile) if shape.chunks else tokens
 
 
-def design(shapes: Sequence[Shape], knee: int, tile: int, graph_rows: int) -> Array:
+def _features(shapes: Sequence[Shape], knee: int, tile: int, graph_rows: int) -> Array:
     """[shape, feature]"""
     rows = []
     for shape in shapes:
@@ -80,26 +82,46 @@ def design(shapes: Sequence[Shape], knee: int, tile: int, graph_rows: int) -> Ar
     return np.asarray(rows, float)
 
 
-def knee_of(shapes: Sequence[Shape], stages: Sequence[Array], weights: Array, tile: int, graph_rows: int) -> int:
-    """The one with the least |log(predicted / measured)|; the largest step where too few lie on either side of any.
+def few_of(
+    shapes: Sequence[Shape],
+    seconds: Sequence[Array],
+    weights: Array,
+    stages: Sequence[Stage],
+    graph_rows: int,
+    fitted_to: str,
+) -> Few:
+    """Not yet judged. `seconds[stage]` of each shape, which counts `weights` times; `stages`: the tables."""
+    kept = [_of_kernels(shape, time, stages[0].launch, graph_rows) for shape, time in zip(shapes, seconds[0], strict=True)]
+    shapes = [shape for shape, keep in zip(shapes, kept, strict=True) if keep]
+    seconds, weights = [times[kept] for times in seconds], weights[kept]
+    tile = stages[0].prompts.tile
+    knee = _knee(shapes, seconds, weights, tile, graph_rows)
+    features = _features(shapes, knee, tile, graph_rows)
+    return Few(knee, [_line(features, times, weights) for times in seconds], {}, fitted_to, len(shapes))
 
-    `stages`: seconds of every shape on each.
-    """
+
+def _of_kernels(shape: Shape, seconds: float, launch: Launch, graph_rows: int) -> bool:
+    """What only launching bounds tells of no kernel."""
+    if not graph_rows or step_bucket(shape, graph_rows) is not None:
+        return True
+    return seconds > FLOOR * (launch.base + launch.sequence * shape.sequences)
+
+
+def _knee(shapes: Sequence[Shape], stages: Sequence[Array], weights: Array, tile: int, graph_rows: int) -> int:
+    """The one with the least |log(predicted / measured)|; the largest step where too few lie on either side of any."""
     tokens = np.asarray([computed(shape, tile, graph_rows) for shape in shapes])
     inside = [knee for knee in KNEES if AROUND <= (tokens > knee).mean() <= 1 - AROUND]
 
     def misfit(knee: int) -> float:
-        features = design(shapes, knee, tile, graph_rows)
-        return sum(
-            float((np.abs(np.log(features @ _best(features, seconds, weights) / seconds)) * weights).sum())
-            for seconds in stages
-        )
+        features = _features(shapes, knee, tile, graph_rows)
+        off = [np.abs(np.log(features @ _best(features, times, weights) / times)) for times in stages]
+        return float(sum(off) @ weights)
 
     return min(inside, key=misfit) if inside else int(tokens.max())
 
 
-def line_of(features: Array, seconds: Array, weights: Array, seed: int = 0) -> Line:
-    """Least squares of relative errors, outliers counting less. Bounds are those of fits to points drawn again."""
+def _line(features: Array, seconds: Array, weights: Array, seed: int = 0) -> Line:
+    """Bounds are those of fits to points drawn again."""
     best = _best(features, seconds, weights)
     picks = np.random.default_rng(seed).integers(0, len(seconds), (DRAWS, len(seconds)))
     drawn = [_best(features[pick], seconds[pick], weights[pick]) for pick in picks]
@@ -108,7 +130,10 @@ def line_of(features: Array, seconds: Array, weights: Array, seed: int = 0) -> L
 
 
 def _best(features: Array, seconds: Array, weights: Array) -> Array:
-    """Errors are shares of the prediction: as shares of what was measured, noise would pull it down."""
+    """Least squares of relative errors, outliers counting less, without negative coefficients.
+
+    Errors are shares of the prediction: as shares of what was measured, noise would pull it down.
+    """
     scale = weights / seconds
     for _ in range(ROUNDS):
         found = nnls(features * scale[:, None], seconds * scale)
