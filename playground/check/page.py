@@ -9,7 +9,7 @@ from math import isnan
 from playground.check.case import Case
 from playground.check.examination import Verdict
 from playground.check.serving import Outcome
-from playground.core import Step
+from playground.core import Request, Step
 
 COLUMNS = 160
 """Steps that are drawn."""
@@ -109,7 +109,7 @@ def _section(drawing: Drawing) -> str:
     command = f"<pre>{escape(drawing.command)}</pre>" if drawing.command else ""
     return (
         f"<h2>{escape(drawing.name)}</h2><p>{escape(drawing.told)}<br>{escape(str(drawing.case))}</p>"
-        f'<div class="drawn">{time_line(drawing.outcome)}</div><p>{_legend()}</p>{command}'
+        f'<div class="drawn">{time_line(drawing.case, drawing.outcome)}</div><p>{_legend()}</p>{command}'
     )
 
 
@@ -119,15 +119,21 @@ def _legend() -> str:
     )
 
 
-def time_line(outcome: Outcome) -> str:
-    """Requests downwards, steps to the right: blue chunks of prompts, green decodes, grey waiting, red: KV is lost."""
+def time_line(case: Case, outcome: Outcome) -> str:
+    """Requests downwards, steps to the right: blue chunks of prompts, green decodes, grey waiting, red: KV is lost.
+
+    Every request of the case has its row: who was never served is what a stall is about.
+    """
     steps = outcome.steps[:COLUMNS]
-    ids = sorted({id for step in outcome.steps for id in step.columns.sequence} | set(outcome.ended))
-    grid = Grid({id: number for number, id in enumerate(ids)}, _width(len(steps)))
+    requests = {request.id: request for request in case.requests}
+    ids = sorted(requests)
+    grid = Grid({id: number for number, id in enumerate(ids)}, _width(len(steps)), requests)
     waits = "".join(_waits(outcome, steps, id, grid) for id in ids)
-    cells = "".join(_cells(step, column, grid, outcome) for column, step in enumerate(steps))
+    cells = "".join(_cells(step, column, grid) for column, step in enumerate(steps))
     losses = "".join(_losses(outcome, steps, grid))
-    names = "".join(f'<text x="6" y="{HEIGHT * grid.rows[id] + 14}">{_named(outcome, id)}</text>' for id in ids)
+    names = "".join(
+        f'<text x="6" y="{HEIGHT * grid.rows[id] + 14}">{_named(outcome, requests[id])}</text>' for id in ids
+    )
     body = HEIGHT * max(len(ids), 1)
     width = max(LEFT + grid.width * max(len(steps), 1) + 10, LEAST)
     return (
@@ -142,6 +148,7 @@ class Grid:
 
     rows: dict[int, int]
     width: int
+    requests: dict[int, Request]
 
     def left(self, column: int) -> int:
         return LEFT + self.width * column
@@ -151,10 +158,10 @@ def _width(steps: int) -> int:
     return min(max(DRAWN // max(steps, 1), NARROW), WIDE)
 
 
-def _named(outcome: Outcome, id: int) -> str:
-    """Its number, and how long it is: prompt and answer."""
-    ended = outcome.ended.get(id)
-    return f"{id}" if ended is None else f"{id} ({ended.request.prompt_length} + {ended.sequence.returned})"
+def _named(outcome: Outcome, request: Request) -> str:
+    """Its number, and how long it is: prompt and answer, as far as it came; who has not ended has no answer yet."""
+    ended = outcome.ended.get(request.id)
+    return f"{request.id} ({request.prompt_length} + {ended.sequence.returned if ended else '?'})"
 
 
 def _axis(outcome: Outcome, steps: list[Step], grid: Grid, top: int) -> str:
@@ -172,7 +179,7 @@ def _axis(outcome: Outcome, steps: list[Step], grid: Grid, top: int) -> str:
 def _waits(outcome: Outcome, steps: list[Step], id: int, grid: Grid) -> str:
     """From its arrival to its end; what it is served covers this."""
     ended = outcome.ended.get(id)
-    arrival = ended.request.arrival if ended else 0.0
+    arrival = grid.requests[id].arrival
     until = ended.finished if ended else float("inf")
     columns = [column for column, step in enumerate(steps) if arrival <= step.planned < until]
     if not columns:
@@ -181,17 +188,16 @@ def _waits(outcome: Outcome, steps: list[Step], id: int, grid: Grid) -> str:
     return f'<rect x="{x}" y="{HEIGHT * grid.rows[id] + 8}" width="{width}" height="4" fill="{COLOURS["wait"]}"/>'
 
 
-def _cells(step: Step, column: int, grid: Grid, outcome: Outcome) -> str:
+def _cells(step: Step, column: int, grid: Grid) -> str:
     parts = step.columns
     return "".join(
-        _cell(step, column, grid, id, length, _decodes(outcome, id, start, length, samples))
+        _cell(step, column, grid, id, length, _decodes(grid.requests[id], start, length, samples))
         for id, start, length, samples in zip(parts.sequence, parts.start, parts.length, parts.samples, strict=True)
     )
 
 
-def _decodes(outcome: Outcome, id: int, start: int, length: int, samples: bool) -> bool:
-    ended = outcome.ended.get(id)
-    return length == 1 and samples and (ended is None or start >= ended.request.prompt_length)
+def _decodes(request: Request, start: int, length: int, samples: bool) -> bool:
+    return length == 1 and samples and start >= request.prompt_length
 
 
 def _cell(step: Step, column: int, grid: Grid, id: int, length: int, decodes: bool) -> str:

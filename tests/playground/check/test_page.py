@@ -1,11 +1,11 @@
 """The report's page, as a browser shows it."""
 
 from playground.check.examination import examine
-from playground.check.page import Drawing, line, page
+from playground.check.page import Drawing, line, page, time_line
 from playground.check.properties import named
 from playground.check.serving import attend
 from tests.browser import browser
-from tests.playground.check.sick import LifoDecodes
+from tests.playground.check.sick import LifoDecodes, WholeOnly
 
 
 def test_a_page_opens_by_itself_and_says_what_is_wrong_first(tmp_path):
@@ -30,3 +30,12 @@ def test_a_page_opens_by_itself_and_says_what_is_wrong_first(tmp_path):
             "[...document.querySelectorAll('svg text, svg rect')].every(one => one.getBoundingClientRect().right"
             f" <= {box}.right + 1)"
         )
+
+
+def test_who_was_never_served_has_a_row_too():
+    (verdict,) = examine(WholeOnly, 1, properties=named(["stall"]), patience=0).verdicts
+    outcome = attend(verdict.case, WholeOnly)
+    drawn = time_line(verdict.case, outcome)
+    served = {id for step in outcome.steps for id in step.columns.sequence}
+    never = [one for one in verdict.case.requests if one.id not in served]
+    assert never and all(f">{one.id} ({one.prompt_length} + ?)<" in drawn for one in never)
