@@ -58,13 +58,13 @@ class Watched:
 
 
 @contextmanager
-def meter(title: str) -> Iterator[Meter]:
+def meter(title: str, unit: str = "requests") -> Iterator[Meter]:
     """A bar where somebody watches, lines where a file does."""
     if not sys.stderr.isatty():
-        yield Lines(title)
+        yield Lines(title, unit)
         return
     with _progress() as progress:
-        yield Bar(progress, title)
+        yield Bar(progress, title, unit)
 
 
 @contextmanager
@@ -88,9 +88,9 @@ def _tell_time(title: str, over: Signal) -> None:
 
 
 class Bar:
-    def __init__(self, progress: Progress, title: str) -> None:
+    def __init__(self, progress: Progress, title: str, unit: str = "requests") -> None:
         self._progress = progress
-        self._task = progress.add_task(title, total=None, visible=False, now=0.0)
+        self._task = progress.add_task(title, total=None, visible=False, now=0.0, unit=unit)
         self._began = self._shown = monotonic()
 
     def update(self, done: int, total: int | None, now: float) -> None:
@@ -103,8 +103,9 @@ class Bar:
 
 
 class Lines:
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, unit: str = "requests") -> None:
         self._title = title
+        self._unit = unit
         self._due = monotonic() + PATIENCE
 
     def update(self, done: int, total: int | None, now: float) -> None:
@@ -112,7 +113,7 @@ class Lines:
             return
         self._due = clock + LINE_EVERY
         of = f" of {total:,}" if total is not None else ""
-        print(f"{self._title}: {done:,}{of} requests, {now:.1f} s of the run", file=sys.stderr, flush=True)
+        print(f"{self._title}: {done:,}{of} {self._unit}, {now:.1f} s of the run", file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True)
@@ -242,7 +243,7 @@ def _progress() -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("requests, {task.fields[now]:.1f} s of the run"),
+        TextColumn("{task.fields[unit]}, {task.fields[now]:.1f} s of the run"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,

@@ -26,7 +26,7 @@ def main() -> int:
             _refit(folder, arguments.runs, arguments.out)
         for file in arguments.tables:
             _straighten(file)
-    except (SettingError, ValueError, OSError) as error:
+    except (SettingError, OSError) as error:
         print(f"error: {explain(error) or error}", file=sys.stderr)
         return 2
     return 0
@@ -40,12 +40,16 @@ def _refit(folder: Path, runs: Sequence[Path], root: Path) -> None:
 
 
 def _straighten(file: Path) -> None:
-    profile = fitted_to_tables(Profile.load(file))
+    try:
+        before = Profile.load(file)
+    except ValueError as problem:
+        raise SettingError(f"--tables: {problem}") from problem
+    profile = fitted_to_tables(before)
     profile.save(file)
     assert profile.few is not None
     print(f"{file}: fitted to its own tables. How far off these it is, which is not how far off the device:")
-    for name, error in profile.few.held_out.items():
-        print(f"  {name:16}{error}")
+    for name, found in profile.few.held_out.items():
+        print(f"  {name:16}{found}")
 
 
 def _parser() -> argparse.ArgumentParser:

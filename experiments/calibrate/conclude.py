@@ -19,7 +19,7 @@ from experiments.settings import SettingError, Settings, read
 from playground.model import ModelShape
 from playground.sim.capacity import Layout
 from playground.sim.cost import Roofline
-from playground.sim.cost.calibrating import Seen, fit, line
+from playground.sim.cost.calibrating import Lacking, Seen, fit, line
 from playground.sim.cost.profile import HeldOut, Profile, cut_name, place, sizes_of
 from playground.sim.device import Device
 
@@ -44,7 +44,7 @@ def conclude(folder: Path, runs: Sequence[Path] = ()) -> tuple[Profile, Path]:
     graph_rows = int(facts["spec"]["max_seqs"]) if facts["graphs"] else 0
     try:
         found = fit(observed.seen, graph_rows, _held_out(observed.seen, facts["served"]))
-    except ValueError as error:
+    except Lacking as error:
         raise SettingError(f"{folder}: {error}") from error
     profile = Profile(
         device=device.name,

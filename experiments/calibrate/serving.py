@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from experiments.calibrate.design import by_magnitude
+from experiments.progress import Meter, Watched
 from playground.backend import Backend
 from playground.core import Arrive, Request, Spec
 from playground.loop import serve
@@ -18,16 +19,15 @@ from playground.workload.source import Event, OpenLoop
 BATCHES = (1, 4, 16, 64, 128, 256)
 """Requests that come at once, and decode together."""
 SHORT_PROMPT, SHORT_ANSWER = 32, 24
-MANY = 320
 PROMPTS, ANSWERS = (16, 3000), (8, 160)
-"""Of many requests at once, from and to, evenly by order of magnitude."""
+"""Tokens of many requests at once, from and to, evenly by order of magnitude."""
 
 
-def requests(spec: Spec, seed: int, first: int = 1 << 32) -> list[list[Request]]:
-    """Batches, each to be served when the one before has ended."""
+def requests(spec: Spec, seed: int, many: int, first: int = 1 << 32) -> list[list[Request]]:
+    """Batches, each to be served when the one before has ended; in the last one so `many`, of any size."""
     random, ids = Random(seed), iter(range(first, first + (1 << 20)))
     batches = [[(SHORT_PROMPT, SHORT_ANSWER)] * size for size in BATCHES if size <= spec.max_seqs]
-    batches.append([(by_magnitude(random, *PROMPTS), by_magnitude(random, *ANSWERS)) for _ in range(MANY)])
+    batches.append([(by_magnitude(random, *PROMPTS), by_magnitude(random, *ANSWERS)) for _ in range(many)])
     room = min(spec.max_length, spec.blocks * spec.block_size) - 1
     return [
         [Request(next(ids), 0.0, min(p, max(room - a, 1)), a, a) for p, a in batch if a < room] for batch in batches
@@ -63,7 +63,8 @@ class Batches:
             self._next()
 
 
-def log(backend: Backend, scheduler: Scheduler, seed: int, folder: Path) -> None:
+def log(backend: Backend, scheduler: Scheduler, seed: int, many: int, folder: Path, shown: Meter) -> None:
     """Serve all batches; the trace goes to the folder."""
     with Trace(folder) as trace:
-        serve(Batches(requests(backend.spec, seed)), scheduler, backend, trace)
+        source = Watched(Batches(requests(backend.spec, seed, many)), shown)
+        serve(source, scheduler, backend, trace)

@@ -28,15 +28,17 @@ class Calibrate:
     """Times every step of a design `passes` times, then serves requests with each of `policies` (overrides may follow a
     policy's name). Nothing is fitted to the last one's steps: they tell the error.
 
-    Contexts reach up to `most_context` tokens. The same run_dir again goes on where a calibration was interrupted.
+    Contexts reach up to `most_context` tokens; `requests` come at once, the last of what is served. The same run_dir
+    again goes on where a calibration was interrupted.
     """
 
     policies: Sequence[str] = ("vllm_v1", "chunked_prefill policy.budget.tokens=512", "vllm_v0")
     passes: int = 3
     most_context: int = 32768
+    requests: int = 320
 
     def __post_init__(self) -> None:
-        for name in ("passes", "most_context"):
+        for name in ("passes", "most_context", "requests"):
             if (value := getattr(self, name)) < 1:
                 raise SettingError(f"study.{name}={value} must be at least 1")
 
@@ -61,7 +63,7 @@ class Calibrate:
             self._describe(folder, config, wanted, parts, probes, rising)
             cuda = str(wanted.backend.get("device", "")).startswith("cuda")
             with clocks.recorded(folder / CLOCKS, cuda):
-                with meter("calibrating") as shown:
+                with meter("timing steps", "steps") as shown:
                     measure(parts.backend, probes, rising, self.passes, folder, wanted.seed, shown)
                 for policy in self.policies:
                     self._serve(folder / "served" / _plain(policy), composer, policy, parts)
@@ -86,6 +88,7 @@ class Calibrate:
             "most_context": self.most_context,
             "seed": wanted.seed,
             "served": [_plain(policy) for policy in self.policies],
+            "requests": self.requests,
             "probes": probed,
             "ramps": {ramp.name: [_told(probe) for probe in ramp.probes] for ramp in rising},
         }
@@ -109,7 +112,8 @@ class Calibrate:
         config = composer.config("served", *f"policy={policy}".split())
         wanted = settings.read(config)
         rmtree(folder, ignore_errors=True)
-        serving.log(parts.backend, scheduler(wanted, parts.backend.spec), wanted.seed, folder)
+        with meter(f"serving, {policy}") as shown:
+            serving.log(parts.backend, scheduler(wanted, parts.backend.spec), wanted.seed, self.requests, folder, shown)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
 
 

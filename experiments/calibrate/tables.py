@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.calibrate.design import design
 from experiments.calibrate.observe import shape_of
+from experiments.settings import SettingError
 from playground.core import Spec
 from playground.sim.cost.few import few_of, few_surfaces
 from playground.sim.cost.fitted import kind
@@ -20,11 +21,11 @@ from playground.sim.cost.surface import Surface
 def fitted_to_tables(profile: Profile) -> Profile:
     """With coefficients fitted to what its tables say of the steps that it was measured with.
 
-    Held out are the random steps, as they were then: errors are distances from the tables. `ValueError` where the
+    Held out are the random steps, as they were then: errors are distances from the tables. `SettingError` where the
     profile is fitted to measurements, which no table is as good as, or does not say what was measured.
     """
     if profile.few is not None and profile.few.fitted_to == MEASURED:
-        raise ValueError("--tables: this profile has a fitted model already, of measurements")
+        raise SettingError("--tables: this profile has a fitted model already, of measurements")
     rows = profile.graph_rows
     training, test = _steps(profile)
     surfaces = [Surface(stage, rows) for stage in profile.stages]
@@ -43,7 +44,7 @@ def _steps(profile: Profile) -> tuple[list[Shape], list[Shape]]:
     """(fitted to, held out), none beyond what was timed."""
     facts = profile.facts
     if lacking := [name for name in ("spec", "graphs", "seed", "most_context") if name not in facts]:
-        raise ValueError(f"--tables: the profile does not say what was measured (facts lacks {', '.join(lacking)})")
+        raise SettingError(f"--tables: the profile does not say what was measured (facts lacks {', '.join(lacking)})")
     found: tuple[list[Shape], list[Shape]] = [], []
     for probe in design(Spec(**facts["spec"]), facts["graphs"], facts["seed"], facts["most_context"]):
         shape = shape_of(probe.groups)

@@ -46,6 +46,10 @@ DRAWS = 200
 NO_PROMPTS = Prompts([1], [0.0], 0.0, 0.0, 0.0, 0.0, 0.0, [[0.0, 0.0]], [])
 
 
+class Lacking(ValueError):
+    """What was timed cannot tell what a profile must hold. One line: what lacks, and what to do."""
+
+
 class Seen(NamedTuple):
     """One step as it was timed."""
 
@@ -82,7 +86,7 @@ FAMILIES = (*PROBED, "decode", "context", "uneven", "random")
 def fit(seen: Sequence[Seen], graph_rows: int, held_out: Callable[[Seen], bool]) -> Found:
     """Tables of every stage, the throttling that explains most, and the few coefficients that say nearly the same.
 
-    `ValueError`, in one line, if steps are lacking.
+    `Lacking` if steps are.
     """
     _check(seen)
     training = [step for step in seen if not held_out(step)]
@@ -104,7 +108,7 @@ def fit(seen: Sequence[Seen], graph_rows: int, held_out: Callable[[Seen], bool])
 def _check(seen: Sequence[Seen]) -> None:
     for family in ("decode", "context", "prompt"):
         if not any(step.source == family for step in seen):
-            raise ValueError(f"no step of the family {family} was timed: calibrate with larger limits or kv.blocks")
+            raise Lacking(f"no step of the family {family} was timed: calibrate with larger limits or kv.blocks")
 
 
 def _tile(training: Sequence[Seen], graph_rows: int) -> int:
@@ -319,7 +323,7 @@ def _prompts(points: Sequence[_Point], decodes: Decodes, launch: Launch, graph_r
     ]
     used = [(p, bucket) for p, bucket, keep in zip(wanted, buckets, bound, strict=True) if keep]
     if not used:
-        raise ValueError("no step with prompts takes longer than launching it: raise limits.max_tokens")
+        raise Lacking("no step with prompts takes longer than launching it: raise limits.max_tokens")
     sizes = [(p.shape.tokens, p.shape.sampled) if b is None else (sum(b), b.rows + CHUNKS) for p, b in used]
     sizes = [(in_tiles(size, tile), sampled) for size, sampled in sizes]
     launched = [in_tiles(p.shape.tokens, tile) for p, keep in zip(wanted, bound, strict=True) if not keep]
@@ -392,7 +396,7 @@ def _knots(knots: Sequence[int], values: Sequence[int], hidden: Sequence[int] = 
     low, high = min(values), max(values)
     inside = [knot for knot in knots if low < knot < high]
     chosen = [low]
-    for knot, following in zip(inside, [*inside[1:], high], strict=True):
+    for knot, following in zip(inside, [*inside, high][1:], strict=True):
         least, most = (chosen[-1] + knot) / 2, (knot + following) / 2
         count, unknown = (sum(least <= value <= most for value in found) for found in (values, hidden))
         if count >= max(SUPPORT, unknown + 1):
