@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from analysis import compare, lint
 from analysis.fidelity import command as fidelity
 
-COMMANDS = (fidelity,)
+COMMANDS = (compare, fidelity, lint)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -1,5 +1,4 @@
-"""Confidence intervals of means over requests that are not independent: neighbours share a queue, so blocks of them are
-drawn, not single ones.
+"""Confidence intervals over requests that are not independent: neighbours share a queue, so blocks of them are drawn.
 
 Source: the moving-block bootstrap (Kunsch, "The jackknife and the bootstrap for general stationary observations",
 Annals of Statistics 17(3), 1989).
@@ -15,23 +14,41 @@ from analysis.tokens import Array
 
 DRAWS = 1000
 LEVEL = 0.95
+AT_A_TIME = 1 << 22
+"""Values that are drawn at once, or a sample of many requests would take gigabytes."""
+
+Statistic = Callable[[Array], Array]
+"""Of samples [draws, n, ...], one number each."""
 
 
-def interval(values: Array, of: Callable[[Array], Array] | None = None, level: float = LEVEL) -> tuple[float, float]:
-    """Of the mean of `values`, in the order in which they came; equal values, equal interval.
+def mean(samples: Array) -> Array:
+    found: Array = samples.mean(axis=1)
+    return found
 
-    `of`: another statistic, from samples [draws, n] to one number each. Blocks are n ** (1/3) long, the rate that suits
-    a mean. Fewer than two values have no interval: (nan, nan).
+
+def quantile(q: float) -> Statistic:
+    """The q-th percentile, linear as numpy's."""
+    return lambda samples: np.percentile(samples, q, axis=1)
+
+
+def interval(values: Array, of: Statistic = mean, level: float = LEVEL) -> tuple[float, float]:
+    """Of a statistic of `values` [n, ...], in the order in which they came; equal values, equal interval.
+
+    Blocks are n ** (1/3) long, the rate that suits a mean. Fewer than two values have no interval: (nan, nan). Time
+    and memory are linear in n: a second for 100,000.
     """
+    values = np.asarray(values, dtype=float)
     count = len(values)
     if count < 2:
         return float("nan"), float("nan")
     length = max(round(count ** (1 / 3)), 1)
     rng = np.random.default_rng(0)
-    blocks = -(-count // length)
-    starts = rng.integers(0, count - length + 1, size=(DRAWS, blocks))
-    places = (starts[:, :, None] + np.arange(length)).reshape(DRAWS, -1)[:, :count]
-    drawn = np.asarray(values, dtype=float)[places]
-    found = drawn.mean(axis=1) if of is None else of(drawn)
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    within, found = np.arange(length), []
+    draws = max(min(AT_A_TIME // max(values.size, 1), DRAWS), 1)
+    for begin in range(0, DRAWS, draws):
+        some = min(draws, DRAWS - begin)
+        starts = rng.integers(0, count - length + 1, size=(some, -(-count // length)))
+        places = (starts[:, :, None] + within).reshape(some, -1)[:, :count]
+        found.append(of(values[places]))
+    low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
