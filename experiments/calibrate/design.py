@@ -20,7 +20,10 @@ LEAST_CONTEXT = 15
 """Tokens before a decode that is to read next to nothing: with its own, one block."""
 ROWS = (1, 4, 8, 16, 24, 32, 48, 64, 72, 96, 128, 136, 192, 256, 264, 384, 512)
 """Kernels may be cut otherwise beyond each power of two: there are some on both sides."""
-CONTEXTS = (251, 1019, 2043, 4091, 16379, 32763)
+SHORT = 251
+CONTEXTS = (SHORT, 1019, 2043, 4091, 16379, 32763)
+RAGGED = (SHORT, 2043, 16379)
+"""On average: those of one batch go evenly from half of it to half as much again."""
 HISTORIES = (1024, 4096, 8192, 16384, 30720)
 CHUNK_LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
 # fmt: off
@@ -105,8 +108,8 @@ def decodes(count: int, start: int) -> Group:
 
 def design(spec: Spec, graphs: bool, seed: int = 0, most_context: int = 32768) -> list[Probe]:
     """All steps of a calibration that this backend can do, most of them of `most_context` tokens a sequence at most."""
-    probes = [*_decodes(spec, graphs), *_contexts(spec), *_uneven(spec), *_prompts(spec)]
-    probes += [*_histories(spec), *_chunks(spec), *_beside(spec, graphs), *_copies(spec)]
+    probes = [*_decodes(spec, graphs), *_contexts(spec), *_ragged(spec), *_uneven(spec, most_context)]
+    probes += [*_prompts(spec), *_histories(spec), *_chunks(spec), *_beside(spec, graphs), *_copies(spec)]
     probes += [*_random(spec, Random(seed), most_context)]
     return list({probe.name: probe for probe in probes if _possible(probe, spec, most_context)}.values())
 
@@ -154,11 +157,21 @@ def _contexts(spec: Spec) -> Iterator[Probe]:
             yield Probe("context", (decodes(rows, context),))
 
 
-def _uneven(spec: Spec) -> Iterator[Probe]:
+def _ragged(spec: Spec) -> Iterator[Probe]:
+    """Contexts that differ, as they do when one serves."""
+    for rows in dict.fromkeys([size for size in (*ROWS[1:], spec.max_seqs) if 1 < size <= spec.max_seqs]):
+        for context in RAGGED:
+            starts = [round(context * (0.5 + row / (rows - 1))) for row in range(rows)]
+            yield Probe("ragged", tuple(decodes(1, start) for start in starts))
+
+
+def _uneven(spec: Spec, most_context: int) -> Iterator[Probe]:
     """One long context among short ones: a kernel may have to wait for it."""
-    for rows in (8, 32, 128):
-        for context in (4091, 16379, 32763):
-            yield Probe("uneven", (decodes(1, context), decodes(rows - 1, 251)))
+    most = min(most_context, spec.max_length - 1) - REPEATS
+    for rows in dict.fromkeys(min(rows, spec.max_seqs) for rows in (8, 32, 128)):
+        for context in dict.fromkeys(min(context, most) for context in (4091, 16379, 32763)):
+            if rows > 1 and context > 2 * SHORT:
+                yield Probe("uneven", (decodes(1, context), decodes(rows - 1, SHORT)))
 
 
 def _prompts(spec: Spec) -> Iterator[Probe]:

@@ -18,7 +18,7 @@ from playground.sim.cost.fitting import BLOCK, nnls
 from playground.sim.cost.judging import Pairs, judged
 from playground.sim.cost.profile import MEASURED, Decodes, Few, HeldOut, Launch, Line, Prompts, Stage, Throttle
 from playground.sim.cost.shape import Shape
-from playground.sim.cost.surface import LEAST_KEYS, Reading, Surface, in_tiles, longest, reading, step_bucket, tiles
+from playground.sim.cost.surface import LEAST_KEYS, Surface, in_tiles, longest, step_bucket, tiles
 from playground.sim.cost.throttle import Heat
 
 KNOTS = (2, 8, 16, 32, 64, 88, 152, 280, 400, 536, 784, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
@@ -79,7 +79,7 @@ class Found:
 
 PROBED = ("prompt", "history", "chunks", "mixed", "ramp")
 """Families that the costs of prompts are fitted to, beside what was served."""
-FAMILIES = (*PROBED, "decode", "context", "uneven", "random")
+FAMILIES = (*PROBED, "decode", "context", "ragged", "uneven", "random")
 """All that is no serving."""
 
 
@@ -224,15 +224,29 @@ def _points(training: Sequence[Seen], slowed: Sequence[float], stage: int) -> li
 def _decodes(points: Sequence[_Point]) -> Decodes:
     alone = sorted((p.shape.decodes, p.seconds) for p in points if p.source == "decode")
     rows, seconds = [row for row, _ in alone], [time for _, time in alone]
+    found = Decodes(
+        rows,
+        seconds,
+        *_readings(points, "context", rows, seconds),
+        0.0,
+        [],
+        *_readings(points, "ragged", rows, seconds),
+    )
+    return replace(found, longest=_longest(points, found))
+
+
+def _readings(
+    points: Sequence[_Point], family: str, rows: Sequence[int], seconds: Sequence[float]
+) -> tuple[list[int], list[list[list[float]]]]:
+    """Rows, and for each what the decodes of a family take beyond those that read next to nothing."""
     table: dict[int, list[list[float]]] = {}
     for point in points:
-        if point.source == "context":
+        if point.source == family:
             count = point.shape.decodes
             more = max(point.seconds - float(np.interp(count, rows, seconds)), 0.0)
             table.setdefault(count, [[LEAST_KEYS, 0.0]]).append([point.shape.decode_context / count, more])
     counts = sorted(table)
-    found = Decodes(rows, seconds, counts, [_rising(table[count]) for count in counts], 0.0)
-    return replace(found, longest=_longest(points, found))
+    return counts, [_rising(table[count]) for count in counts]
 
 
 def _as_served(points: Sequence[_Point], decodes: Decodes, graph_rows: int) -> Decodes:
@@ -280,15 +294,12 @@ def _rising(points: Iterable[list[float]]) -> list[list[float]]:
 
 def _longest(points: Sequence[_Point], decodes: Decodes) -> float:
     """Least squares over batches with one long context."""
-    table: Reading = reading(decodes)
+    surface = Surface(Stage(decodes, NO_PROMPTS, Launch()), 0)
     beyond, more = [], []
     for point in points:
         if point.source == "uneven":
-            shape = point.shape
-            mean = shape.decode_context / shape.decodes
-            beyond.append(shape.decode_longest - mean)
-            alone = float(np.interp(shape.decodes, decodes.rows, decodes.seconds))
-            more.append(point.seconds - alone - table.at(shape.decodes, mean))
+            beyond.append(surface.beyond(point.shape))
+            more.append(point.seconds - surface.seconds(point.shape))
     if not beyond:
         return 0.0
     return max(float(np.dot(beyond, more) / np.dot(beyond, beyond)), 0.0)

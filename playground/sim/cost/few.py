@@ -91,7 +91,8 @@ def few_of(
     fitted_to: str,
 ) -> Few:
     """Not yet judged. `seconds[stage]` of each shape, which counts `weights` times; `stages`: the tables."""
-    kept = [_of_kernels(shape, time, stages[0].launch, graph_rows) for shape, time in zip(shapes, seconds[0], strict=True)]
+    launch = stages[0].launch
+    kept = [_of_kernels(shape, time, launch, graph_rows) for shape, time in zip(shapes, seconds[0], strict=True)]
     shapes = [shape for shape, keep in zip(shapes, kept, strict=True) if keep]
     seconds, weights = [times[kept] for times in seconds], weights[kept]
     tile = stages[0].prompts.tile

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from playground.graphs import CHUNKS, Bucket, bucket
-from playground.sim.cost.profile import Decodes, Launch, Prompts, Stage
+from playground.sim.cost.profile import Launch, Prompts, Stage
 from playground.sim.cost.shape import Shape
 
 TILE = 64
 """Queries that attention of chunks takes at a time."""
 FEW = 16
+RAGGED = 0.5
+"""Of `Decodes.ragged`: how much more the longest reads than the average, as a share of it."""
 LEAST_KEYS = 16.0
 """Read by the decodes of `Decodes.seconds`."""
 
@@ -71,17 +73,14 @@ class Reading:
         return curve.at(min(keys, curve.last)) + max(keys - curve.last, 0.0) * self.rows[index] * self.rate
 
 
-def reading(decodes: Decodes) -> Reading:
-    curves = [Curve(points) for points in decodes.contexts]
-    timed = [
-        (points[-1][0] * rows, rows, points)
-        for rows, points in zip(decodes.context_rows, decodes.contexts, strict=True)
-    ]
+def reading(rows_timed: Sequence[int], tables: Sequence[Points]) -> Reading:
+    curves = [Curve(points) for points in tables]
+    timed = [(points[-1][0] * rows, rows, points) for rows, points in zip(rows_timed, tables, strict=True)]
     if not timed:
         return Reading([], [], 0.0)
     _, rows, points = max(timed, key=lambda found: found[0])
     (x, before), (last, after) = points[-2:]
-    return Reading(decodes.context_rows, curves, (after - before) / (last - x) / rows)
+    return Reading(rows_timed, curves, (after - before) / (last - x) / rows)
 
 
 def step_bucket(shape: Shape, graph_rows: int) -> Bucket | None:
@@ -113,7 +112,8 @@ class Surface:
     stage: Stage
     graph_rows: int
     _rows: Curve = field(init=False, repr=False)
-    _reading: Reading = field(init=False, repr=False)
+    _even: Reading = field(init=False, repr=False)
+    _ragged: Reading = field(init=False, repr=False)
     _tokens: Curve = field(init=False, repr=False)
     _head: Curve = field(init=False, repr=False)
     _padded: dict[tuple[int, int], float] = field(init=False, repr=False)
@@ -122,7 +122,8 @@ class Surface:
     def __post_init__(self) -> None:
         decodes, prompts = self.stage.decodes, self.stage.prompts
         self._rows = Curve([*zip(decodes.rows, decodes.seconds, strict=True)])
-        self._reading = reading(decodes)
+        self._even = reading(decodes.context_rows, decodes.contexts)
+        self._ragged = reading(decodes.ragged_rows, decodes.ragged)
         self._tokens = Curve([*zip(prompts.tokens, prompts.seconds, strict=True)])
         self._head = Curve(prompts.head)
         self._factors = {int(rows): factor for rows, factor in decodes.factors}
@@ -145,9 +146,17 @@ class Surface:
         """Of decodes, beyond one block each."""
         if not shape.decodes:
             return 0.0
+        rows, mean = shape.decodes, shape.decode_context / shape.decodes
+        time = self._even.at(rows, mean)
+        if self._ragged.rows:
+            share = min((shape.decode_longest / mean - 1) / RAGGED, 1.0)
+            time += share * (self._ragged.at(rows, mean) - time)
+        return (time + self.stage.decodes.longest * self.beyond(shape)) * self._factor(shape)
+
+    def beyond(self, shape: Shape) -> float:
+        """Keys that the longest decode reads beyond those that the tables know of."""
         mean = shape.decode_context / shape.decodes
-        time = self._reading.at(shape.decodes, mean) + self.stage.decodes.longest * (shape.decode_longest - mean)
-        return time * self._factor(shape)
+        return max(shape.decode_longest - mean * (1 + RAGGED if self._ragged.rows else 1), 0.0)
 
     def _factor(self, shape: Shape) -> float:
         if not self._factors or (found := step_bucket(shape, self.graph_rows)) is None:
