@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -25,9 +27,11 @@ DEAD, UNASKED = "cannot be made", "not examined"
 PATIENCE = 1800.0
 """Seconds by the clock; what goes round in circles ends before, by the worker's own bound of CPU time."""
 LITTLE = {
-    "tokens": 16, "max_prefill": 32, "min_prefill": 4, "batch": 16, "max_batch": 32, "rows": 8, "chunk": 16,
+    "tokens": 16, "max_prefill": 32, "min_prefill": 4, "batch": 16, "most": 8, "fallback": 4, "prefill_tokens": 16,
+    "long_prefill_threshold": 8, "step": 0.01, "prefill": 0.0005, "per_decode": 0.0005, "ageing": 20.0, "ahead": 2,
+    "own": "true",
 }  # fmt: skip
-"""Options of budgets, as they bind in the kit's small steps."""
+"""Options, so that they bind in the kit's small steps, or are what its device takes, or are in force at all."""
 PLAIN = {
     "": ["policy=chunked_prefill", "policy.budget.tokens=16"],
     "budget": ["policy=chunked_prefill"],
@@ -35,6 +39,8 @@ PLAIN = {
 }
 """By group of options, what a part is tried in."""
 COMPOSED = "policies.composed.Composed"
+SHARED = {"policies.dispatched": "policies.route.LeastOutstanding", "policies.ranking": "policies.order.Sjf"}
+"""Modules of which there is nothing to choose, with somebody who uses them."""
 CORE = ("playground.scheduler", "playground.draft", "playground.rank", "playground.kv", "playground.sequence")
 """What a policy decides with."""
 WITH_CORE = [*PLAIN[""], "policy/victims=cost_aware"]
@@ -61,14 +67,14 @@ def options(root: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {COMPOSED: PLAIN[""]}
     for file in sorted(root.rglob("*.yaml")):
         content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        if not (target := str(content.get("_target_", ""))).startswith("policies."):
-            continue
         group = "/".join(file.relative_to(root).parent.parts)
-        if target == COMPOSED:
+        part = content.get("policy", {}).get(group, content)  # some parts set other groups, too
+        target = str(part.get("_target_", ""))
+        if not target.startswith("policies.") or target == COMPOSED:
             continue
         words = [*PLAIN.get(group, PLAIN[""]), f"policy/{group}={file.stem}"]
-        if group == "budget":
-            words += [f"policy.budget.{name}={value}" for name, value in LITTLE.items() if name in _options(target)]
+        key = group.replace("/", ".")
+        words += [f"policy.{key}.{name}={value}" for name, value in LITTLE.items() if name in _options(target)]
         found.setdefault(target, words)
     return found
 
@@ -80,12 +86,27 @@ def _options(target: str) -> set[str]:
 
 
 def chosen(mutant: Mutant, known: Mapping[str, Sequence[str]]) -> list[str] | None:
-    """The words whose policy has the mutant in it: its own class's, else those of another class of the module."""
+    """The words whose policy has the mutant in it: its class's, else a class's of the module that makes use of it."""
     if mutant.module in CORE:
         return WITH_CORE
-    own = known.get(f"{mutant.module}.{mutant.owner}")
-    near = next((words for target, words in known.items() if target.rpartition(".")[0] == mutant.module), None)
-    return list(own or near or []) or None
+    own = known.get(SHARED.get(mutant.module) or f"{mutant.module}.{mutant.owner}")
+    near = {target: words for target, words in known.items() if target.rpartition(".")[0] == mutant.module}
+    users = [words for target, words in near.items() if mutant.owner in _names(target)]
+    return list(own or next(iter([*users, *near.values()]), [])) or None
+
+
+@cache
+def _names(target: str) -> frozenset[str]:
+    """All names in a class, and in what of its module they name."""
+    module, _, name = target.rpartition(".")
+    tops = {top.name: top for top in ast.parse(source(module)).body if isinstance(top, ast.ClassDef | ast.FunctionDef)}
+    found, due = {name}, [name]
+    while due:
+        node = tops.get(due.pop())
+        new = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - found if node else set()
+        found |= new
+        due += new
+    return frozenset(found)
 
 
 def drawn(of: str, count: int, seed: int) -> list[Mutant]:

@@ -8,7 +8,7 @@ import pytest
 
 import policies
 from experiments.__main__ import main
-from experiments.mutants import command, survey
+from experiments.mutants import command, survey, tables
 from experiments.mutants.operators import Mutant, mutants
 from experiments.mutants.survey import DEAD, FOUND, LAWFUL, WITHOUT, _examined, _judged, drawn
 
@@ -86,7 +86,7 @@ def test_equal_seeds_draw_equal_mutants_of_all_modules():
 
 def test_options_know_every_part_that_ships():
     known = survey.options(Path(policies.__file__).parents[1] / "conf" / "policy")
-    assert known["policies.order.Sjf"][-1] == "policy/order=sjf"
+    assert known["policies.order.Sjf"][-2:] == ["policy/order=sjf", "policy.order.ageing=20.0"]
     assert "policy.budget.tokens=16" in known["policies.budget.ChunkedPrefill"]
     assert all(target.startswith("policies.") for target in known)
 
@@ -137,3 +137,36 @@ def test_the_command_keeps_a_record_and_tells_what_the_kit_did_not(tmp_path, mon
     record = json.loads((tmp_path / "out" / "m.json").read_text())
     assert [one["line"] for one in record["mutants"]] == [1, 2]
     assert record["of"] == "policies" and record["seed"] == 0 and "revision" in record
+
+
+def test_tables_count_and_group_by_hand():
+    def result(verdict, owner, **more):
+        about = {"module": "policies.x", "line": 1, "owner": owner, "before": f"{owner} | 1", "after": "2"}
+        return about | {"verdict": verdict, "failed": {}} | more
+
+    found = [result(FOUND, "A", failed={"stall": "x", "pace": "y"}), result(FOUND, "B", failed={"stall": "x"})]
+    lawful = [result(LAWFUL, "C", why="another order"), result(WITHOUT, "D")]
+    record = {"surveys": [{"of": "policies", "mutants": [*found, *lawful]}, {"of": "core", "mutants": found[:1]}]}
+    counted = tables.MUTANTS["mutants"](record).splitlines()
+    assert counted[0] == "|  | policies | core |"
+    assert [line.split(" | ")[1:] for line in counted[2:5]] == [["2", "1 |"], ["1", "0 |"], ["1", "0 |"]]
+    assert tables.MUTANTS["mutants_found"](record).splitlines()[2:] == [
+        "| `stall` | A: `A \\| 1` to `2`; B: `B \\| 1` to `2` | 3 |"
+    ]
+    assert tables.MUTANTS["mutants_missed"](record).splitlines()[2:] == [
+        "| another order | C: `C \\| 1` to `2` | 1 |",
+    ]
+
+
+def test_a_helper_is_examined_in_a_policy_that_uses_it():
+    known = survey.options(Path(policies.__file__).parents[1] / "conf" / "policy")
+
+    def words(module, owner):
+        return survey.chosen(Mutant(f"policies.{module}", 1, owner, "left out", "x", "pass"), known)
+
+    assert "policy/victims=cost_aware" in words("victims", "Cheaper")
+    assert "policy/admission=decode_reserve" in words("reserve", "reserved_blocks")
+    assert "policy/overlap=prefill_decode" in words("overlap", "PrefillDecode")
+    assert "policy.route.own=true" in words("dispatched", "Turns")
+    assert words("rank", "Rank") is None
+    assert words("composed", "Composed") == survey.PLAIN[""]
