@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from analysis import compare, lint
+from analysis import compare, lint, perfetto
 from analysis.fidelity import command as fidelity
 
-COMMANDS = (compare, fidelity, lint)
+COMMANDS = (compare, fidelity, lint, perfetto)
 
 
 def main(words: Sequence[str] | None = None) -> int:
