@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import inf
 from pathlib import Path
 from typing import IO, Any
 
@@ -230,14 +231,22 @@ def _arrows(
 # --- the file
 
 
-def write(run: Path, file: Path, decodes: bool = False) -> int:
+def within(found: Iterable[Event], since: float, until: float) -> Iterator[Event]:
+    """Those of a stretch of the run, in seconds; whatever reaches into it, whole, and all names."""
+    for event in found:
+        begin = event.get("ts", 0.0) / 1e6
+        if event["ph"] == "M" or (begin <= until and begin + event.get("dur", 0.0) / 1e6 >= since):
+            yield event
+
+
+def write(run: Path, file: Path, decodes: bool = False, since: float = 0.0, until: float = inf) -> int:
     """How many events went to the file: JSON, compressed if its name ends in .gz. Streamed: any run fits."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f"{file.name}.part")
     count = 0
     with _opened(part, file.suffix == ".gz") as stream:
         stream.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        for count, event in enumerate(events(run, decodes), 1):
+        for count, event in enumerate(within(events(run, decodes), since, until), 1):
             stream.write(("" if count == 1 else ",\n") + json.dumps(event))
         stream.write("\n]}\n")
     part.rename(file)
@@ -267,11 +276,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "-o", "--out", type=Path, metavar="FILE", help="(RUN/perfetto.json); .json.gz is a tenth as large"
     )
     parser.add_argument("--decodes", action="store_true", help="arrows to decodes, too")
+    parser.add_argument(
+        "--between", type=float, nargs=2, default=(0.0, inf), metavar="SECONDS", help="only this stretch of the run"
+    )
     parser.set_defaults(do=_do)
 
 
 def _do(given: argparse.Namespace) -> int:
     out: Path = given.out or given.run / "perfetto.json"
-    count = write(given.run, out, given.decodes)
+    count = write(given.run, out, given.decodes, *given.between)
     print(f"{out}: {count:,} events; open it at https://ui.perfetto.dev")
     return 0

@@ -132,6 +132,15 @@ def test_counters_are_the_traces(folder, found):
     assert len(running) == len(blocks)
 
 
+def test_a_stretch_of_a_run(folder, found, tmp_path):
+    assert main(["perfetto", str(folder), "-o", str(tmp_path / "part.json"), "--between", "0.01", "0.02"]) == 0
+    part = json.loads((tmp_path / "part.json").read_text())["traceEvents"]
+    assert all(event in found for event in part)
+    spans = [event for event in part if event["ph"] == "X"]
+    assert 0 < len(spans) < sum(event["ph"] == "X" for event in found)
+    assert all(event["ts"] <= 0.02e6 and event["ts"] + event["dur"] >= 0.01e6 for event in spans)
+
+
 def test_the_command_writes_json_that_can_be_read(folder, tmp_path, capsys):
     for name, opened in (("trace.json", open), ("deep/trace.json.gz", gzip.open)):
         assert main(["perfetto", str(folder), "-o", str(tmp_path / name)]) == 0
