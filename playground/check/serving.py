@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from traceback import extract_tb
 
 from playground.check.case import Case, Make
-from playground.check.laws import Broken, Laws
+from playground.check.laws import Broken, Laws, hold
 from playground.check.watch import Seen, watched
 from playground.core import Done, Step
 from playground.loop import Stuck, serve
@@ -82,9 +82,18 @@ def attend(case: Case, make: Make) -> Outcome:
     try:
         serve(OpenLoop(ordered, case.aborts), scheduler, backend, laws)
         laws.finish(case.requests)
+        _hold_aborts(case, laws.outcomes)
     except Exception as error:  # noqa: BLE001  (a policy under examination may raise anything)
         problem = _problem(error)
     return Outcome(problem, policy.seen, tuple(laws.log), tuple(laws.events), laws.outcomes, scheduler.limit)
+
+
+def _hold_aborts(case: Case, outcomes: dict[int, Ended]) -> None:
+    """Who goes away in time is served no further."""
+    for at, id in case.aborts:
+        ended = outcomes[id]
+        late = ended.finished > at and ended.outcome != "aborted"
+        hold("ends", not late, f"request {id} went away at {at:g} s and was {ended.outcome} at {ended.finished:g} s")
 
 
 def _problem(error: Exception) -> Problem:

@@ -14,6 +14,7 @@ from playground.check.properties import PROPERTIES, Limits, named
 from playground.check.serving import attend
 from playground.check.shrinking import shrink
 from playground.core import Request, Spec
+from playground.scheduler import Scheduler
 from policies.budget import ChunkedPrefill
 from policies.composed import Composed
 from policies.order import Sjf
@@ -92,6 +93,22 @@ def test_shrinking_keeps_to_its_patience():
     (case,) = cases("burst", 1, 0)
     shrink(case, lambda one: bool(tried.append(one)), patience=3 * case.tokens)
     assert sum(one.tokens for one in tried[:-1]) < 3 * case.tokens
+
+
+def test_who_goes_away_is_served_no_further(monkeypatch):
+    """By hand: 20 tokens of 10 ms each; away after 50 ms, and after all has ended."""
+    requests = (Request(0, 0.0, 2, 20), Request(1, 0.0, 2, 20))
+    case = Case("aborts", Spec(blocks=40, block_size=4), requests, ((0.05, 0), (9.0, 1)))
+    outcome = attend(case, healthy)
+    assert outcome.problem is None
+    assert [(outcome.ended[id].outcome, outcome.ended[id].finished) for id in (0, 1)] == [
+        ("aborted", 0.05),
+        ("finished", pytest.approx(0.2)),
+    ]
+    monkeypatch.setattr(Scheduler, "abort", lambda self, id, now: None)
+    problem = attend(case, healthy).problem
+    assert problem and problem.property == "ends"
+    assert problem.what == "request 0 went away at 0.05 s and was finished at 0.2 s"
 
 
 def test_a_gap_is_counted_in_steps():
