@@ -27,7 +27,8 @@ class Exchanged(MetaPathFinder, Loader):
         return spec_from_loader(name, self) if name == self.module else None
 
     def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self.source, f"{self.module} (changed)", "exec"), vars(module))
+        # Under the file's own name, which the kit goes by: what the pool of blocks raises is about blocks.
+        exec(compile(self.source, f"{self.module.replace('.', '/')}.py", "exec"), vars(module))
 
 
 def main() -> None:
