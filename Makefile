@@ -18,8 +18,9 @@ help: ## Show this list
 
 env: $(STAMP) ## Create .venv and install everything into it
 
-demo: $(STAMP) ## Compare three policies in simulation, then on the CPU engine (under two minutes)
+demo: $(STAMP) ## Compare policies in simulation and on the CPU engine; calibrate this machine (three minutes)
 	$(BIN)/python -m playground +experiment=quickstart
+	$(BIN)/python -m playground +experiment=own_machine
 
 test: $(STAMP) ## Run the whole CPU suite (under ten minutes on two cores)
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not gpu and not benchmarks and not product"

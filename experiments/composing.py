@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from experiments import launcher, overrides, plugins, settings
@@ -16,7 +18,8 @@ def composed(given: Sequence[str]) -> DictConfig:
     for registering in (settings, plugins, launcher):
         registering.register()
     arguments = ["run_dir=unset", *given]
-    with initialize_config_module("conf", version_base="1.3"):
+    running = GlobalHydra.instance().is_initialized()  # an experiment of the front door, which has the same
+    with nullcontext() if running else initialize_config_module("conf", version_base="1.3"):
         config = overrides.completing(partial(compose, "config"), arguments)
     overrides.retarget(config, arguments)
     return config

@@ -20,12 +20,14 @@ from playground.model import ModelShape
 from playground.sim.capacity import Layout
 from playground.sim.cost import Roofline
 from playground.sim.cost.calibrating import Lacking, Seen, fit, line
-from playground.sim.cost.profile import HeldOut, Profile, cut_name, place, sizes_of
+from playground.sim.cost.profile import MEASURED, HeldOut, Profile, cut_name, place, sizes_of
 from playground.sim.device import Device
 
 FACTS = "calibration.json"
 CLOCKS = "clocks.csv"
 PROFILE = "profile.json"
+STEADY = 0.1
+"""Spread of repetitions, from which on a calibration is not worth much."""
 RANGE = ("tokens", "decode_context", "prefill_pairs", "sequences")
 """Of a step: the largest values that were timed bound what is predicted."""
 
@@ -108,14 +110,27 @@ def table(profile: Profile) -> Table:
     title = f"{profile.device}, {cut_name(profile.tp, profile.layers)}: errors on held-out steps"
     caption = rf"\[..]: 95 % interval of the MAPE. Repetitions of a step are {profile.spread:.1%} apart (median)."
     shown = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
-    for name in ("steps", "count", "profiled: MAPE", "median", "P95", "bias", "fitted: MAPE", "bias"):
+    for name in ("steps", "count", "profiled: MAPE", "P95", "bias", "fitted: MAPE", "P95", "bias"):
         shown.add_column(name, justify="left" if name == "steps" else "right")
-    others = profile.few.held_out if profile.few else {}
+    others = profile.few.held_out if profile.few and profile.few.fitted_to == MEASURED else {}
     for name, error in profile.held_out.items():
-        other = [_mape(others[name]), f"{others[name].bias:+.1%}"] if name in others else ["-", "-"]
-        figures = (_mape(error), f"{error.median:.1%}", f"{error.p95:.1%}", f"{error.bias:+.1%}")
-        shown.add_row(name, f"{error.steps:,}", *figures, *other)
+        other = _figures(others[name]) if name in others else ["-"] * 3
+        shown.add_row(name.replace("_policy.", " "), f"{error.steps:,}", *_figures(error), *other)
     return shown
+
+
+def unsteady(profile: Profile) -> str | None:
+    """What to tell somebody whose machine did other things meanwhile."""
+    if profile.spread <= STEADY:
+        return None
+    return (
+        f"Repetitions of the same step are {profile.spread:.0%} apart (median): something else used the device. Close it "
+        "and calibrate again; no error can be smaller than that."
+    )
+
+
+def _figures(error: HeldOut) -> list[str]:
+    return [_mape(error), f"{error.p95:.1%}", f"{error.bias:+.1%}"]
 
 
 def _mape(error: HeldOut) -> str:

@@ -108,8 +108,8 @@ def decodes(count: int, start: int) -> Group:
 
 def design(spec: Spec, graphs: bool, seed: int = 0, most_context: int = 32768) -> list[Probe]:
     """All steps of a calibration that this backend can do, most of them of `most_context` tokens a sequence at most."""
-    probes = [*_decodes(spec, graphs), *_contexts(spec), *_ragged(spec), *_uneven(spec, most_context)]
-    probes += [*_prompts(spec), *_histories(spec), *_chunks(spec), *_beside(spec, graphs), *_copies(spec)]
+    probes = [*_decodes(spec, graphs), *_contexts(spec, most_context), *_ragged(spec), *_uneven(spec, most_context)]
+    probes += [*_prompts(spec), *_histories(spec, most_context), *_chunks(spec), *_beside(spec, graphs), *_copies(spec)]
     probes += [*_random(spec, Random(seed), most_context)]
     return list({probe.name: probe for probe in probes if _possible(probe, spec, most_context)}.values())
 
@@ -151,10 +151,15 @@ def _decodes(spec: Spec, graphs: bool) -> Iterator[Probe]:
         yield Probe("decode", (decodes(rows, LEAST_CONTEXT),))
 
 
-def _contexts(spec: Spec) -> Iterator[Probe]:
+def _contexts(spec: Spec, most_context: int) -> Iterator[Probe]:
     for rows in dict.fromkeys([size for size in (*ROWS, spec.max_seqs) if size <= spec.max_seqs]):
         for context in CONTEXTS:
             yield Probe("context", (decodes(rows, context),))
+    # As many keys as the pool holds, so that no step of a run lies beyond.
+    room = min(spec.blocks, MOST_TOKENS // spec.block_size) // spec.max_seqs * spec.block_size
+    fullest = min(room, most_context, spec.max_length - 1) - REPEATS
+    if fullest > LEAST_CONTEXT:
+        yield Probe("context", (decodes(spec.max_seqs, fullest),))
 
 
 def _ragged(spec: Spec) -> Iterator[Probe]:
@@ -179,10 +184,13 @@ def _prompts(spec: Spec) -> Iterator[Probe]:
         yield Probe("prompt", (Group(1, 0, length),))
 
 
-def _histories(spec: Spec) -> Iterator[Probe]:
+def _histories(spec: Spec, most_context: int) -> Iterator[Probe]:
     for length in CHUNK_LENGTHS:
         for history in HISTORIES:
             yield Probe("history", (Group(1, history, length),))
+    room = min(most_context, spec.max_length - 1, spec.blocks * spec.block_size)
+    if room > spec.max_tokens:
+        yield Probe("history", (Group(1, room - spec.max_tokens, spec.max_tokens),))
 
 
 def _chunks(spec: Spec) -> Iterator[Probe]:

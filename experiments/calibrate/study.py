@@ -14,13 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import provenance, report, settings
 from experiments.build import Parts, build, scheduler
 from experiments.calibrate import clocks, serving
-from experiments.calibrate.conclude import CLOCKS, FACTS, conclude, table
+from experiments.calibrate.conclude import CLOCKS, FACTS, conclude, table, unsteady
 from experiments.calibrate.design import Probe, Ramp, design, ramps
 from experiments.calibrate.measure import measure
-from experiments.progress import meter
+from experiments.progress import meter, waiting
 from experiments.settings import SettingError, Settings
 from experiments.study import Composer
-from playground.sim.cost.profile import OWN
+from playground.sim.cost.profile import OWN, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,26 @@ class Calibrate:
                 raise SettingError(f"study.{name}={value} must be at least 1")
 
     def run(self, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
-        self._measure(folder, Composer(folder, overrides))
-        profile, place = conclude(folder)
-        profile.save(OWN / place)
+        profile, place = self.calibrated(folder, Composer(folder, overrides))
         report.console().print(table(profile))
-        print(f"Profile: {OWN / place}; simulate with it: backend/cost=calibrated device=... model=...")
+        if warning := unsteady(profile):
+            print(warning)
+        device, model = place.parent.parent.name, place.parent.name
+        print(
+            f"Profile: {place}\nSimulate with it: playground backend/cost=calibrated device={device} model={model} ..."
+        )
         held_out = {name: error.mape for name, error in profile.held_out.items()}
-        return {"run_dir": str(folder), "profile": str(OWN / place), "held_out_mape": held_out}
+        fitted = {name: error.mape for name, error in profile.few.held_out.items()} if profile.few else {}
+        told = {"held_out_mape": held_out, "held_out_mape_fitted": fitted}
+        return {"run_dir": str(folder), "profile": str(place)} | told
+
+    def calibrated(self, folder: Path, composer: Composer) -> tuple[Profile, Path]:
+        """The profile of what the composer's configurations say, and the file among the user's own that it is in."""
+        self._measure(folder, composer)
+        with waiting("fitting"):
+            profile, place = conclude(folder)
+        profile.save(OWN / place)
+        return profile, OWN / place
 
     def _measure(self, folder: Path, composer: Composer) -> None:
         """Everything that needs the device."""
