@@ -199,5 +199,5 @@ def test_growth_beyond_its_limit_is_a_problem():
 
 
 def test_an_unknown_property_is_named():
-    with pytest.raises(ValueError, match="--only speed: no such property; there are errors, stall"):
+    with pytest.raises(ValueError, match="--only speed: no such property; there are errors, returns, stall"):
         named(["speed"])
