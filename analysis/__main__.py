@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from analysis import compare, lint, perfetto
+from analysis.blame import command as blame
 from analysis.fidelity import command as fidelity
 
-COMMANDS = (compare, fidelity, lint, perfetto)
+COMMANDS = (blame, compare, fidelity, lint, perfetto)
 
 
 def main(words: Sequence[str] | None = None) -> int:

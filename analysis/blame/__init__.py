@@ -1,0 +1,1 @@
+"""Where a request's time went, and whose doing it was: `python -m analysis blame`."""
