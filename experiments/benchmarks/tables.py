@@ -17,11 +17,19 @@ from experiments import conclusions, provenance
 from experiments.benchmarks.gpu import tables as gpu
 from experiments.benchmarks.layout import table
 from experiments.benchmarks.ranks.tables import RANKS
+from experiments.mutants.tables import MUTANTS
 from experiments.peers import speed
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
-PAGES = ("README.md", "docs/decision-cost.md", "docs/gpu.md", "docs/parallel.md", "docs/robustness.md")
+PAGES = (
+    "README.md",
+    "docs/conformance.md",
+    "docs/decision-cost.md",
+    "docs/gpu.md",
+    "docs/parallel.md",
+    "docs/robustness.md",
+)
 UNRECORDED = "Not measured yet."
 POLICIES = ("chunked_prefill", "vllm_v0", "token_throttling")
 
@@ -189,6 +197,7 @@ TABLES: Mapping[str, Callable[[Record], str]] = {
     **gpu.ENGINE,
     **gpu.KERNELS,
     **RANKS,
+    **MUTANTS,
 }
 FILES: Mapping[str, str] = {
     "quickstart": "quickstart",
@@ -201,6 +210,7 @@ FILES: Mapping[str, str] = {
     **dict.fromkeys(gpu.ENGINE, "gpu_engine_h200"),
     **dict.fromkeys(gpu.KERNELS, "gpu_kernels_h200"),
     **dict.fromkeys(RANKS, "ranks_h200"),
+    **dict.fromkeys(MUTANTS, "mutants"),
 }
 
 

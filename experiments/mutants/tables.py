@@ -55,8 +55,8 @@ def _grouped(head: str, record: Record, verdict: str, by: Callable[[Record], str
     return table([head, "for example", "mutants"], rows)
 
 
-def _examples(group: Iterable[Record], most: int = 2) -> str:
-    """Short ones: a line of a table holds them."""
+def _examples(group: Iterable[Record], most: int = 1) -> str:
+    """The shortest: a line of a table holds it."""
     shortest = sorted(group, key=lambda one: (len(one["before"] + one["after"]), one["module"], one["line"]))[:most]
     return "; ".join(f"{one['owner']}: {_code(one['before'])} to {_code(one['after'])}" for one in shortest)
 
