@@ -124,8 +124,8 @@ def unsteady(profile: Profile) -> str | None:
     if profile.spread <= STEADY:
         return None
     return (
-        f"Repetitions of the same step are {profile.spread:.0%} apart (median): something else used the device. Close it "
-        "and calibrate again; no error can be smaller than that."
+        f"Repetitions of the same step are {profile.spread:.0%} apart (median): something else used the device. "
+        "Close it and calibrate again: no error can be smaller than that."
     )
 
 

@@ -177,22 +177,38 @@ class Profile:
             return cls(**content | _parts(content))
         except OSError as error:
             raise ValueError(f"cost.path={file}: cannot be read ({error.strerror}); make it with {MAKE}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"cost.path={file}: no profile that this can read ({error}); make it: {MAKE}") from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path | str, error: Exception) -> ValueError:
+    problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    return ValueError(f"cost.path={file}: no profile that this can read ({problem}); delete it and make it: {MAKE}")
 
 
 def _parts(content: Mapping[str, Any]) -> dict[str, Any]:
     lines = {name: Line(**content[name]) for name in ("host", "copy_out", "copy_in", "transfer")}
     return {
-        "stages": [
-            Stage(Decodes(**stage["decodes"]), Prompts(**stage["prompts"]), Launch(**stage["launch"]))
-            for stage in content["stages"]
-        ],
+        "stages": [_stage(stage) for stage in content["stages"]],
         "throttle": Throttle(**content["throttle"]),
         "held_out": _held_out(content["held_out"]),
         "few": _few(content["few"]) if content.get("few") else None,
         **lines,
     }
+
+
+def _stage(content: Mapping[str, Any]) -> Stage:
+    decodes, prompts = Decodes(**content["decodes"]), Prompts(**content["prompts"])
+    tables = {
+        "decodes.seconds": (decodes.rows, decodes.seconds),
+        "decodes.contexts": (decodes.context_rows, decodes.contexts),
+        "decodes.ragged": (decodes.ragged_rows, decodes.ragged),
+        "prompts.seconds": (prompts.tokens, prompts.seconds),
+    }
+    for name, (at, values) in tables.items():
+        if len(at) != len(values):
+            raise ValueError(f"{name} has {len(values)} entries and not {len(at)}")
+    return Stage(decodes, prompts, Launch(**content["launch"]))
 
 
 def _held_out(content: Mapping[str, Any]) -> dict[str, HeldOut]:
@@ -249,4 +265,7 @@ def find(model: ModelShape, device: str, tp: int, layers: Sequence[int]) -> Path
 
 
 def _model(file: Path) -> Mapping[str, Any]:
-    return dict(json.loads(file.read_text(encoding="utf-8"))["model"])
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(file, error) from error
