@@ -54,3 +54,16 @@ def test_readme_llm_example_runs(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["docs/analysis.md", "docs/whatif.md"])
+def test_commands_of_a_page_run_in_their_order(page: str, tmp_path: Path) -> None:
+    """`lint` ends with 1: short examples have doubtful figures."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL) for line in block.splitlines()]
+    assert len(lines) >= 4
+    for line in lines:
+        words = line.partition("#")[0].replace("python -m ", "").split()
+        done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == int(" lint " in line), (line, done.stderr)
