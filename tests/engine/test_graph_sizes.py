@@ -51,3 +51,8 @@ def test_the_cost_model_pads_as_the_engine_does(decodes, chunks, most):
 )
 def test_by_hand(decodes, chunks, padded):
     assert both(decodes, chunks, 256) == (padded, padded)
+
+
+def test_decodes_beside_chunks_are_read_eight_at_a_time():
+    assert mixed_sizes(60) == (8, 32, 64)
+    assert both(60, [10], 60) == (Bucket(64, 80),) * 2
