@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from analysis import compare, lint, perfetto
 from analysis.blame import command as blame
 from analysis.fidelity import command as fidelity
+from analysis.report import command as report
 
-COMMANDS = (blame, compare, fidelity, lint, perfetto)
+COMMANDS = (blame, compare, fidelity, lint, perfetto, report)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -69,6 +69,57 @@ def idle_causes(requests: pd.DataFrame, steps: pd.DataFrame, apart: pd.DataFrame
     return pd.DataFrame(rows)
 
 
+def idle_parts(requests: pd.DataFrame, steps: pd.DataFrame, apart: pd.DataFrame, looks: pd.DataFrame) -> pd.DataFrame:
+    """The same stretch by stretch: group, stage, begin, end (seconds) and cause, in order of time on each stage."""
+    served = requests[requests["outcome"] != "rejected"]
+    work = apart[~apart["lane"].isin(COPY_LANES)]
+    parts: list[pd.DataFrame] = []
+    if len(work):
+        window = (
+            min([*served["arrival"], work["launched"].min()]),
+            max([*served["finished"], work["finished"].max()]),
+        )
+        groups = sorted(work["group"].unique())
+        for group in groups:
+            theirs = served if len(groups) == 1 else served[served["rank"] == group]
+            mine = work[work["group"] == group]
+            heard = _Known.of(theirs, steps, looks, group).heard(mine["planned"].to_numpy(float))
+            launched = mine["launched"].to_numpy(float)
+            present = _present(theirs, mine)
+            for stage, (started, finished) in enumerate(_spans(mine)):
+                holes = _holes(started, finished, heard, launched, window)
+                parts.append(_parts(holes, stage, present).assign(group=int(group), stage=stage))
+    columns = ["group", "stage", "begin", "end", "cause"]
+    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def _present(requests: pd.DataFrame, work: pd.DataFrame) -> _Intervals:
+    """When anybody was in the system, or a step in flight."""
+    return _union(
+        np.concatenate([requests["arrival"].to_numpy(float), work["launched"].to_numpy(float)]),
+        np.concatenate([requests["finished"].to_numpy(float), work["finished"].to_numpy(float)]),
+    )
+
+
+def _parts(holes: _Holes, stage: int, present: _Intervals) -> pd.DataFrame:
+    """Holes cut where their cause changes, and where somebody comes or the last one goes."""
+    heard, launched = (np.clip(times, holes.begin, holes.end) for times in (holes.heard, holes.launched))
+    edges = np.unique(np.concatenate([holes.begin, heard, launched, holes.end, present.begin, present.end]))
+    begin, end = edges[:-1], edges[1:]
+    middle = (begin + end) / 2
+    hole = np.searchsorted(holes.begin, middle, side="right") - 1
+    # Of holes that begin at one instant, all but the last have no length.
+    inside = (hole >= 0) & (middle < holes.end[hole])
+    place = np.searchsorted(present.begin, middle, side="right") - 1
+    there = (place >= 0) & (middle < present.end[np.maximum(place, 0)])
+    given = "host" if stage == 0 else "upstream"
+    cause = np.where(middle < heard[hole], "unready", np.where(middle < launched[hole], "host", given))
+    cause = np.where((cause == "upstream") & (hole == 0), "fill", cause)
+    cause = np.where(hole == len(holes.begin) - 1, "drain", cause)
+    cause = np.where(there, cause, "empty")
+    return pd.DataFrame({"begin": begin[inside], "end": end[inside], "cause": cause[inside]})
+
+
 def shares(causes: pd.DataFrame) -> dict[str, float]:
     """Of the stages' time while somebody was in the system, by cause: together they are the bubble ratio."""
     totals = causes[["busy", *CAUSES]].sum()
@@ -80,10 +131,7 @@ def _stages(
     group: int, requests: pd.DataFrame, work: pd.DataFrame, heard: Array, window: tuple[float, float]
 ) -> list[dict[str, float]]:
     launched = work["launched"].to_numpy(float)
-    present = _union(
-        np.concatenate([requests["arrival"].to_numpy(float), launched]),
-        np.concatenate([requests["finished"].to_numpy(float), work["finished"].to_numpy(float)]),
-    )
+    present = _present(requests, work)
     rows = []
     for stage, (started, finished) in enumerate(_spans(work)):
         holes = _holes(started, finished, heard, launched, window)

@@ -1,0 +1,1 @@
+"""A run or a sweep as one page: `python -m analysis report`."""
