@@ -95,7 +95,7 @@ def _served(run: Path, block_size: int, sheet: Roofline, session: int, found: Ob
     for row in steps.select(STEPS).to_pylist():
         if (shape := shapes.get(row["step"])) is not None and not row["copied_blocks"]:
             seconds = _stages(row)
-            name = f"{run.name} {row['step']}"
+            name = f"{session} {row['step']}"
             products = _products(sheet, shape)
             found.seen.append(Seen(f"served {run.name}", name, row["started"], shape, seconds, products, session))
             if 0 <= row["planned"] - before < IDLE:
