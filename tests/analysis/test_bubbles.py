@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.bubbles import CAUSES, idle_causes, shares
+from analysis.bubbles import CAUSES, idle_causes, idle_parts, shares
 from analysis.metrics import bubble_ratio
 from analysis.repetitions import apart
 from playground.trace import read
@@ -195,6 +195,33 @@ def test_every_second_has_the_cause_that_the_definitions_say(run):
         assert {name: row[name] for name in expected} == expected
 
 
+@given(pipelines())
+def test_stretches_have_the_cause_of_each_of_their_seconds(run):
+    requests, steps = run
+    frame = pd.DataFrame(steps)
+    looks = pd.DataFrame({"now": [-inf], "commits": [0]})
+    parts = idle_parts(pd.DataFrame(requests), frame, frame, looks)
+    assert (parts["end"] > parts["begin"]).all()
+    for row in parts.itertuples():
+        for time in range(int(row.begin), int(row.end)):
+            assert row.cause == cause_of(time, row.stage, requests, steps)
+
+
+@given(scenarios())
+def test_stretches_add_up_to_the_causes(scenario):
+    with TemporaryDirectory() as folder:
+        traced(scenario, folder)
+        tables = requests_to_looks(folder, scenario)
+    totals, parts = idle_causes(*tables), idle_parts(*tables)
+    for row in totals.to_dict("records"):
+        mine = parts[(parts["group"] == row["group"]) & (parts["stage"] == row["stage"])]
+        seconds = (mine["end"] - mine["begin"]).groupby(mine["cause"]).sum()
+        assert {cause: seconds.get(cause, 0.0) for cause in CAUSES} == pytest.approx(
+            {cause: row[cause] for cause in CAUSES}, abs=1e-9
+        )
+        assert (mine["begin"].to_numpy()[1:] >= mine["end"].to_numpy()[:-1] - 1e-12).all()
+
+
 @given(scenarios())
 def test_causes_add_up_to_the_makespan_and_merging_changes_none(scenario):
     merged, stepped = (
@@ -209,8 +236,12 @@ def test_causes_add_up_to_the_makespan_and_merging_changes_none(scenario):
 def measured(scenario):
     with TemporaryDirectory() as folder:
         traced(scenario, folder)
-        requests, steps, slices, looks = (
-            read(Path(folder), table).to_pandas() for table in ("requests", "steps", "slices", "looks")
-        )
-    rows = apart(steps, slices, scenario.spec.block_size)
-    return idle_causes(requests, steps, rows, looks)
+        return idle_causes(*requests_to_looks(folder, scenario))
+
+
+def requests_to_looks(folder, scenario):
+    """Requests, steps, repetitions, looks."""
+    requests, steps, slices, looks = (
+        read(Path(folder), table).to_pandas() for table in ("requests", "steps", "slices", "looks")
+    )
+    return requests, steps, apart(steps, slices, scenario.spec.block_size), looks
