@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import compress, product
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,7 @@ READS = 0.15
 SUPPORT, MANY = 3, 24
 """Steps about a knot; served steps of a graph's size, which are alike."""
 DRAWS = 200
+T = TypeVar("T")
 NO_PROMPTS = Prompts([1], [0.0], 0.0, 0.0, 0.0, 0.0, 0.0, [[0.0, 0.0]], [])
 
 
@@ -89,20 +90,16 @@ def fit(seen: Sequence[Seen], graph_rows: int, held_out: Callable[[Seen], bool])
     `Lacking` if steps are.
     """
     _check(seen)
-    training = [step for step in seen if not held_out(step)]
-    tile = _tile(training, graph_rows)
-    throttle = _throttle(training, graph_rows, tile)
-    stages = _stages(training, graph_rows, throttle, tile)
-    test = [step for step in seen if held_out(step)]
-    # Heat comes from all that was seen, so it is followed through all of it.
-    slowed = zip(*[factors(seen, throttle, stage) for stage in range(len(stages))], strict=True)
-    by_use: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
-    for step, factor in zip(seen, slowed, strict=True):
-        by_use[held_out(step)].append(factor)
-    few = _few(training, [*zip(*by_use[False], strict=True)], stages, graph_rows)
-    few = replace(few, held_out=errors(test, by_use[True], few_surfaces(few, stages, graph_rows)))
+    timed = _Timed(seen, [not held_out(step) for step in seen])
+    tile = _tile(timed, graph_rows)
+    throttle = _throttle(timed, graph_rows, tile)
+    stages = _stages(timed, graph_rows, throttle, tile)
+    slowed = [factors(seen, throttle, stage) for stage in range(len(stages))]
+    few = _few(timed.training, [timed.of_training(factor) for factor in slowed], stages, graph_rows)
+    test = [(step, factor) for step, factor in zip(seen, zip(*slowed, strict=True), strict=True) if held_out(step)]
+    few = replace(few, held_out=errors(test, few_surfaces(few, stages, graph_rows)))
     surfaces = [Surface(stage, graph_rows) for stage in stages]
-    return Found(stages, throttle, errors(test, by_use[True], surfaces), few)
+    return Found(stages, throttle, errors(test, surfaces), few)
 
 
 def _check(seen: Sequence[Seen]) -> None:
@@ -111,11 +108,28 @@ def _check(seen: Sequence[Seen]) -> None:
             raise Lacking(f"no step of the family {family} was timed: calibrate with larger limits or kv.blocks")
 
 
-def _tile(training: Sequence[Seen], graph_rows: int) -> int:
+class _Timed:
+    """All that was seen, for its heat, and which of it is fitted to."""
+
+    def __init__(self, seen: Sequence[Seen], fitted_to: Sequence[bool]) -> None:
+        self._seen = seen
+        self._fitted_to = fitted_to
+        self.training = self.of_training(seen)
+
+    def of_training(self, values: Sequence[T]) -> list[T]:
+        """Of one for each step that was seen, those of steps that are fitted to."""
+        return [*compress(values, self._fitted_to)]
+
+    def slowed(self, throttle: Throttle, stage: int) -> list[float]:
+        """By how much each step that is fitted to was slowed down, by all before it."""
+        return self.of_training(factors(self._seen, throttle, stage))
+
+
+def _tile(timed: _Timed, graph_rows: int) -> int:
     """None (1) unless one explains some of the error of the first stage."""
-    best, least = 1, EXPLAINS * _misfit(training, graph_rows, Throttle(), 1)
+    best, least = 1, EXPLAINS * _misfit(timed, graph_rows, Throttle(), 1)
     for tile in TILES[1:]:
-        if (error := _misfit(training, graph_rows, Throttle(), tile)) < least:
+        if (error := _misfit(timed, graph_rows, Throttle(), tile)) < least:
             best, least = tile, error
     return best
 
@@ -141,31 +155,29 @@ def _factor(step: Seen, heat: Heat, stage: int) -> float:
     return factor
 
 
-def _throttle(training: Sequence[Seen], graph_rows: int, tile: int) -> Throttle:
+def _throttle(timed: _Timed, graph_rows: int, tile: int) -> Throttle:
     """Of the first stage. None unless it explains some of the error: most devices never get there."""
-    cold = Surface(_stage(training, [1.0] * len(training), graph_rows, 0, tile), graph_rows)
-    best, least = Throttle(), EXPLAINS * _misfit(training, graph_rows, Throttle(), tile)
-    for (seconds, onset), slope in product(_likely(training, cold), SLOPES):
+    cold = Surface(_stage(timed.training, [1.0] * len(timed.training), graph_rows, 0, tile), graph_rows)
+    best, least = Throttle(), EXPLAINS * _misfit(timed, graph_rows, Throttle(), tile)
+    for (seconds, onset), slope in product(_likely(timed, cold), SLOPES):
         throttle = Throttle(seconds, onset, slope)
-        if (error := _misfit(training, graph_rows, throttle, tile)) < least:
+        if (error := _misfit(timed, graph_rows, throttle, tile)) < least:
             best, least = throttle, error
     return best
 
 
-def _likely(training: Sequence[Seen], cold: Surface) -> list[tuple[float, float]]:
+def _likely(timed: _Timed, cold: Surface) -> list[tuple[float, float]]:
     """(seconds, onset) by which the steps that the tables say wrong were the warmer the longer they took, the best few.
 
     Tables are fitted anew for every throttling that is tried, which takes long; this is one look at what they leave.
     """
-    heavy = [step.shape.chunks != () and step.products[0] > PRODUCTS * step.seconds[0] for step in training]
-    left = np.asarray(
-        [step.seconds[0] / cold.seconds(step.shape) for step, keep in zip(training, heavy, strict=True) if keep]
-    )
+    heavy = [*map(_heavy, timed.training)]
+    left = np.asarray([step.seconds[0] / cold.seconds(step.shape) for step in compress(timed.training, heavy)])
     if len(left) < SUPPORT:
         return []
     found = []
     for seconds, onset in product(SECONDS, ONSETS):
-        warm = np.asarray(factors(training, Throttle(seconds, onset, min(SLOPES)), 0))[heavy]
+        warm = np.asarray(timed.slowed(Throttle(seconds, onset, min(SLOPES)), 0))[heavy]
         design = np.column_stack([np.ones(len(left)), warm])
         base, slope = np.linalg.lstsq(design, left, rcond=None)[0]
         if slope > 0:
@@ -174,15 +186,20 @@ def _likely(training: Sequence[Seen], cold: Surface) -> list[tuple[float, float]
     return [(seconds, onset) for error, seconds, onset in sorted(found)[:LIKELY] if error < before]
 
 
-def _misfit(training: Sequence[Seen], graph_rows: int, throttle: Throttle, tile: int) -> float:
+def _heavy(step: Seen) -> bool:
+    """Whether it multiplies most of the time, on the first stage."""
+    return bool(step.shape.chunks) and step.products[0] > PRODUCTS * step.seconds[0]
+
+
+def _misfit(timed: _Timed, graph_rows: int, throttle: Throttle, tile: int) -> float:
     """Mean of |predicted / measured - 1|, outliers cut, of steps that multiply most of the time; on the first stage,
     each sample by itself."""
-    slowed = factors(training, throttle, 0)
-    surface = Surface(_stage(training, slowed, graph_rows, 0, tile), graph_rows)
+    slowed = timed.slowed(throttle, 0)
+    surface = Surface(_stage(timed.training, slowed, graph_rows, 0, tile), graph_rows)
     off = [
         abs(surface.seconds(step.shape) * factor / step.seconds[0] - 1)
-        for step, factor in zip(training, slowed, strict=True)
-        if step.shape.chunks and step.products[0] > PRODUCTS * step.seconds[0]
+        for step, factor in zip(timed.training, slowed, strict=True)
+        if _heavy(step)
     ]
     return float(np.mean(np.minimum(off, 0.3))) if off else 0.0
 
@@ -190,9 +207,9 @@ def _misfit(training: Sequence[Seen], graph_rows: int, throttle: Throttle, tile:
 # --- tables
 
 
-def _stages(training: Sequence[Seen], graph_rows: int, throttle: Throttle, tile: int) -> list[Stage]:
-    count = len(training[0].seconds)
-    return [_stage(training, factors(training, throttle, stage), graph_rows, stage, tile) for stage in range(count)]
+def _stages(timed: _Timed, graph_rows: int, throttle: Throttle, tile: int) -> list[Stage]:
+    stages = range(len(timed.training[0].seconds))
+    return [_stage(timed.training, timed.slowed(throttle, n), graph_rows, n, tile) for n in stages]
 
 
 class _Point(NamedTuple):
@@ -443,11 +460,11 @@ def _padded(used: Sequence[tuple[_Point, Any]], stage: Stage, graph_rows: int) -
 
 
 def errors(
-    test: Sequence[Seen], slowed: Sequence[Sequence[float]], surfaces: Sequence[Surface | FewSurface]
+    test: Sequence[tuple[Seen, Sequence[float]]], surfaces: Sequence[Surface | FewSurface]
 ) -> dict[str, HeldOut]:
-    """Of all stages together, by source and kind of step. `slowed`: by how much each was, on each stage."""
+    """Of all stages together, by source and kind of step. `test`: steps, and by how much each was slowed on each."""
     groups: dict[str, Pairs] = {}
-    for number, (step, factor) in enumerate(zip(test, slowed, strict=True)):
+    for number, (step, factor) in enumerate(test):
         predicted = sum(s.seconds(step.shape) * f for s, f in zip(surfaces, factor, strict=True))
         # Repetitions of a probe are alike, and so are neighbours in a run.
         part = step.name if step.source in FAMILIES else number // BLOCK

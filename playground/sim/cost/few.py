@@ -122,24 +122,32 @@ def _knee(shapes: Sequence[Shape], stages: Sequence[Array], weights: Array, tile
 
 
 def _line(features: Array, seconds: Array, weights: Array, seed: int = 0) -> Line:
-    """Bounds are those of fits to points drawn again."""
-    best = _best(features, seconds, weights)
+    """Bounds are those of fits to points drawn again, each counting as it did."""
+    scale = _scale(features, seconds, weights)
+    rows, target = features * scale[:, None], seconds * scale
+    best = nnls(rows, target)
     picks = np.random.default_rng(seed).integers(0, len(seconds), (DRAWS, len(seconds)))
-    drawn = [_best(features[pick], seconds[pick], weights[pick]) for pick in picks]
+    drawn = [nnls(rows[pick], target[pick]) for pick in picks]
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
     return Line(*[dict(zip(FEATURES, map(float, values), strict=True)) for values in (best, low, high)])
 
 
 def _best(features: Array, seconds: Array, weights: Array) -> Array:
-    """Least squares of relative errors, outliers counting less, without negative coefficients.
+    """Least squares of relative errors, outliers counting less, without negative coefficients."""
+    scale = _scale(features, seconds, weights)
+    return nnls(features * scale[:, None], seconds * scale)
 
-    Errors are shares of the prediction: as shares of what was measured, noise would pull it down.
+
+def _scale(features: Array, seconds: Array, weights: Array) -> Array:
+    """What each row is multiplied with, so that errors are shares of the prediction, and outliers count less.
+
+    As shares of what was measured, noise would pull the prediction down.
     """
-    scale = weights / seconds
+    scale: Array = weights / seconds
     for _ in range(ROUNDS):
         found = nnls(features * scale[:, None], seconds * scale)
         predicted = np.maximum(features @ found, 1e-3 * float(np.median(seconds)))
         off = np.abs(seconds / predicted - 1)
         limit = max(HUBER * float(np.median(off)) / 0.6745, 1e-9)
         scale = weights * np.sqrt(np.minimum(limit / np.maximum(off, limit), 1.0)) / predicted
-    return nnls(features * scale[:, None], seconds * scale)
+    return scale

@@ -199,7 +199,7 @@ def _parts(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stage(content: Mapping[str, Any]) -> Stage:
     decodes, prompts = Decodes(**content["decodes"]), Prompts(**content["prompts"])
-    tables = {
+    tables: dict[str, tuple[list[Any], list[Any]]] = {
         "decodes.seconds": (decodes.rows, decodes.seconds),
         "decodes.contexts": (decodes.context_rows, decodes.contexts),
         "decodes.ragged": (decodes.ragged_rows, decodes.ragged),
