@@ -15,7 +15,7 @@ from experiments import launcher, plugins
 from experiments import settings as front_door
 from experiments.calibrate import __main__ as command
 from experiments.calibrate import design, measure, study
-from experiments.calibrate.observe import shape_of
+from experiments.calibrate.observe import observe, shape_of
 from experiments.calibrate.study import Calibrate
 from experiments.settings import SettingError
 from experiments.study import Composer
@@ -130,6 +130,17 @@ def test_stages_of_a_pipeline_are_told_apart(own, tmp_path):
     assert cost.transfer(one) == pytest.approx(truth.transfer(one), rel=1e-3)
 
 
+def test_steps_are_read_in_the_order_in_which_they_were_timed(made):
+    """For what heats a device up comes before what is slower for it."""
+    folder = made[0]
+    facts = json.loads((folder / "calibration.json").read_text())
+    seen = observe(folder, facts, Roofline(*parts(), graph_rows=0)).seen
+    for session in {step.session for step in seen}:
+        times = [step.at for step in seen if step.session == session]
+        assert times == sorted(times)
+    assert len({step.session for step in seen}) == 3  # the probes, and each policy
+
+
 # --- interrupted
 
 
@@ -179,9 +190,10 @@ def test_serving_that_was_interrupted_is_repeated_and_nothing_else(made, own, tm
 
     def killing(*arguments):
         served.append(arguments[4].name)
-        if len(served) == 2:
-            raise Killed
+        assert not arguments[4].exists()
         log(*arguments)
+        if len(served) == 2:
+            raise Killed  # before it is said to be complete
 
     monkeypatch.setattr(study.serving, "log", killing)
     with pytest.raises(Killed):
@@ -318,7 +330,8 @@ def test_a_design_reaches_what_a_server_can_do():
     spec = Spec(600, max_seqs=16, max_tokens=512)
     shapes = [shape_of(probe.groups) for probe in design.design(spec, False, 0, 4096)]
     room = 600 * 16
-    assert max(shape.decode_context for shape in shapes) > 0.95 * room
+    fullest = [one.decode_context for one in shapes if one.decodes == one.sequences == 16 and one.decode_longest > 500]
+    assert max(fullest) > room - 16 * (16 + design.REPEATS)
     assert max(shape.tokens for shape in shapes) == 512
     assert max(shape.sequences for shape in shapes) == 16
     assert max(shape.prefill_pairs for shape in shapes) > 512 * (4096 - 512)

@@ -101,6 +101,12 @@ def test_steps_are_padded_as_a_graph_pads_them():
     assert mixed == pytest.approx(5e-3 + 176 * 2e-6 + 48 * 4e-5 + 9 * 3e-8 + 5050 * 2e-9 + 1e-4)
 
 
+def test_prompts_fill_tiles_and_decodes_do_not():
+    one = FewSurface(Line(TRUE), 1024, 64, Launch(), 0)
+    assert one.seconds(shape((1, 0, 65))) == pytest.approx(5e-3 + 128 * 2e-6 + 65 * 33 * 2e-9 + 1e-5)
+    assert one.seconds(shape((65, 0, 1))) == pytest.approx(5e-3 + 65 * (2e-6 + 3e-8 + 1e-5))
+
+
 # --- errors
 
 
@@ -129,6 +135,30 @@ def test_steps_that_belong_together_widen_an_interval():
     assert other.high - other.low > 2 * (one.high - one.low)
 
 
+def test_parts_count_by_their_steps():
+    pairs = Pairs()
+    for number in range(110):
+        pairs.add(1.5 if number < 20 else 1.0, 1.0, min(number, 20 + number // 30))
+    found = judged({"x": pairs})["x"]
+    assert found.mape == pytest.approx(10 / 110)
+    assert found.low < found.mape < found.high < 0.4
+
+
+def test_repetitions_of_a_probe_are_one_part_and_neighbours_of_a_run_are():
+    surface, one = Surface(TABLE, 0), shape((8, 15, 1))
+    took = surface.seconds(one)
+    probes = [Seen("random", name, 0.0, one, (took / (1 + off),), (0.0,)) for off, name in ((0.1, "a"), (0.3, "b"))]
+    served = [Seen("served x", str(n), 0.0, one, (took / (1.1 if n < 16 else 1.3),), (0.0,)) for n in range(32)]
+    for steps in (probes * 8, served):
+        found = fits.errors([(step, (1.0,)) for step in steps], [surface])
+        assert {name: error.steps for name, error in found.items()} == {
+            steps[0].source: len(steps),
+            f"{steps[0].source}, decode": len(steps),
+        }
+        error = found[steps[0].source]
+        assert (error.mape, error.low, error.high) == pytest.approx((0.2, 0.1, 0.3))
+
+
 def test_a_line_and_its_bounds():
     rng = np.random.default_rng(0)
     units = rng.integers(1, 200, 300).tolist()
@@ -152,7 +182,7 @@ TABLE = Stage(
         [8, 64],
         [[[16, 0], [4096, rows * 5e-5]] for rows in (8, 64)],
     ),
-    Prompts([2, 256, 1024, 4096], [4e-3, 8e-3, 20e-3, 75e-3], 4e-10, 2e-8, 0.0, 2e-5, 1e-6, [[0, 0], [64, 2e-4]], []),
+    Prompts([2, 256, 1024, 4096], [4e-3, 8e-3, 20e-3, 75e-3], 4e-10, 2e-7, 0.0, 2e-5, 1e-6, [[0, 0], [64, 2e-4]], []),
     Launch(),
 )
 
@@ -207,6 +237,8 @@ def test_tables_are_found_again():
     decodes = found.stages[0].decodes
     assert decodes.seconds == pytest.approx(TABLE.decodes.seconds)
     assert decodes.longest == pytest.approx(2e-7, rel=0.1)
+    assert found.stages[0].prompts.work == pytest.approx(4e-10, rel=0.1)
+    assert found.stages[0].prompts.path == pytest.approx(2e-7, rel=0.1)
     surface, truth = Surface(found.stages[0], 0), Surface(TABLE, 0)
     for one in (
         shape((8, 700, 1)),
