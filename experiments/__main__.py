@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments import bubbles, points, run
+from experiments.capacity import command as capacity
 from experiments.counterfactual import command as counterfactual
 from experiments.errors import explain
 from experiments.fidelity import command as fidelity
@@ -20,7 +21,7 @@ from experiments.progress import waiting
 from experiments.settings import SettingError
 from playground.check.parity import Divergence
 
-COMMANDS = (counterfactual, fidelity, mutants)
+COMMANDS = (capacity, counterfactual, fidelity, mutants)
 PARITY = (
     "Replay runs through the simulator and compare every decision: those of backend=engine and backend=costed, and "
     "simulated ones made with backend.skip_ahead=false."

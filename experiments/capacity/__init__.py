@@ -1,0 +1,1 @@
+"""The largest rate at which objectives hold: `python -m experiments capacity`."""
