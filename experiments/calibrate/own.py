@@ -84,7 +84,7 @@ class OwnMachine:
     def _capacity(self, composer: Composer, cost: Sequence[str]) -> float:
         simulated = ["backend=sim", *cost, f"policy={self.policies[0]}"]
         # The engine's options are the composer's: those of the backend would be taken for the simulator's.
-        alone = Composer(composer.folder, [one for one in composer.overrides if not one.startswith("backend")])
+        alone = Composer(composer.folder, [one for one in composer.overrides if not _of_the_backend(one)])
         rate = [f"workload.rate={ALL_AT_ONCE:g}"]
         return float(alone.run("capacity", "capacity", *self.workload, *simulated, *rate)["request_throughput"])
 
@@ -105,7 +105,7 @@ class OwnMachine:
         same, replayed = sum(row["identical"] for row in rows), sum(row["steps"] for row in rows)
         steps = [row for row in layers.kernel([*pairs.values()]) if row["kind"] == "all"]
         median, total = mean(row["median"] for row in steps), mean(row["total"] for row in steps)
-        simulated = " ".join(one for one in self.engine if not one.startswith("backend"))
+        simulated = " ".join(one for one in self.engine if not _of_the_backend(one))
         return [
             "Errors are those of the simulation against the mean of the engine's two runs, which are so far apart.",
             f"Decisions, replayed with the engine's step times: identical in {same} of {len(rows)} runs, {replayed:,} "
@@ -145,6 +145,10 @@ def _compared(first: Pair, again: Pair) -> dict[str, dict[str, float]]:
             "spread": abs(engine - other) / middle,
         }
     return found
+
+
+def _of_the_backend(override: str) -> bool:
+    return override.lstrip("+").startswith("backend")
 
 
 def _number(value: float) -> str:
