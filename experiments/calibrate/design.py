@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from playground.core import Spec
 from playground.graphs import CHUNKS, PREFILL_SIZES, decode_sizes, mixed_sizes
+from playground.sim.cost.surface import RAGGED as BEYOND
 
 LEAST_CONTEXT = 15
 """Tokens before a decode that is to read next to nothing: with its own, one block."""
@@ -22,8 +23,8 @@ ROWS = (1, 4, 8, 16, 24, 32, 48, 64, 72, 96, 128, 136, 192, 256, 264, 384, 512)
 """Kernels may be cut otherwise beyond each power of two: there are some on both sides."""
 SHORT = 251
 CONTEXTS = (SHORT, 1019, 2043, 4091, 16379, 32763)
-RAGGED = (SHORT, 2043, 16379)
-"""On average: those of one batch go evenly from half of it to half as much again."""
+RAGGED = (84, SHORT, 1019, 8187)
+"""On average, of batches whose contexts are evenly spread by order of magnitude, up to three times the average."""
 HISTORIES = (1024, 4096, 8192, 16384, 30720)
 CHUNK_LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
 # fmt: off
@@ -45,6 +46,7 @@ MANY_CHUNKS = (
     (16, 256),
 )
 COPIES = (1, 8, 64, 256, 1024)
+LONGEST = 1 + BEYOND
 MOST_TOKENS = 1 << 19
 """Of all contexts of a step: beyond, attention takes as long a token as it does there."""
 RANDOM = 72
@@ -166,8 +168,21 @@ def _ragged(spec: Spec) -> Iterator[Probe]:
     """Contexts that differ, as they do when one serves."""
     for rows in dict.fromkeys([size for size in (*ROWS[1:], spec.max_seqs) if 1 < size <= spec.max_seqs]):
         for context in RAGGED:
-            starts = [round(context * (0.5 + row / (rows - 1))) for row in range(rows)]
-            yield Probe("ragged", tuple(decodes(1, start) for start in starts))
+            yield Probe("ragged", tuple(decodes(1, start) for start in spread(rows, context)))
+
+
+def spread(rows: int, mean: int) -> list[int]:
+    """So many contexts of that mean, each so many times the one before that the longest is `LONGEST` times the mean.
+
+    Of few rows the longest is as long as they allow: almost all of what there is.
+    """
+    most = min(LONGEST, 0.95 * rows)
+    low, high = 1.0, 1e6
+    for _ in range(60):  # the longer the tail, the less the mean is of the longest
+        ratio = (low * high) ** 0.5
+        shares = [ratio ** (-row / (rows - 1)) for row in range(rows)]
+        low, high = (ratio, high) if rows / sum(shares) < most else (low, ratio)
+    return sorted(round(mean * rows * share / sum(shares)) for share in shares)
 
 
 def _uneven(spec: Spec, most_context: int) -> Iterator[Probe]:

@@ -23,12 +23,13 @@ PROMPTS, ANSWERS = (16, 3000), (8, 160)
 """Tokens of many requests at once, from and to, evenly by order of magnitude."""
 
 
-def requests(spec: Spec, seed: int, many: int, first: int = 1 << 32) -> list[list[Request]]:
-    """Batches, each to be served when the one before has ended; in the last one so `many`, of any size."""
+def requests(spec: Spec, seed: int, many: int, most_context: int, first: int = 1 << 32) -> list[list[Request]]:
+    """Batches, each to be served when the one before has ended; in the last one so `many`, of any size
+    up to `most_context`."""
     random, ids = Random(seed), iter(range(first, first + (1 << 20)))
     batches = [[(SHORT_PROMPT, SHORT_ANSWER)] * size for size in BATCHES if size <= spec.max_seqs]
     batches.append([(by_magnitude(random, *PROMPTS), by_magnitude(random, *ANSWERS)) for _ in range(many)])
-    room = min(spec.max_length, spec.blocks * spec.block_size) - 1
+    room = min(spec.max_length, spec.blocks * spec.block_size, most_context) - 1
     return [
         [Request(next(ids), 0.0, min(p, max(room - a, 1)), a, a) for p, a in batch if a < room] for batch in batches
     ]
@@ -63,8 +64,9 @@ class Batches:
             self._next()
 
 
-def log(backend: Backend, scheduler: Scheduler, seed: int, many: int, folder: Path, shown: Meter) -> None:
+def log(
+    backend: Backend, scheduler: Scheduler, batches: Sequence[Sequence[Request]], folder: Path, shown: Meter
+) -> None:
     """Serve all batches; the trace goes to the folder."""
     with Trace(folder) as trace:
-        source = Watched(Batches(requests(backend.spec, seed, many)), shown)
-        serve(source, scheduler, backend, trace)
+        serve(Watched(Batches(batches), shown), scheduler, backend, trace)

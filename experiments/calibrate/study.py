@@ -125,8 +125,9 @@ class Calibrate:
         config = composer.config("served", *f"policy={policy}".split())
         wanted = settings.read(config)
         rmtree(folder, ignore_errors=True)
+        batches = serving.requests(parts.backend.spec, wanted.seed, self.requests, self.most_context)
         with meter(f"serving, {policy}") as shown:
-            serving.log(parts.backend, scheduler(wanted, parts.backend.spec), wanted.seed, self.requests, folder, shown)
+            serving.log(parts.backend, scheduler(wanted, parts.backend.spec), batches, folder, shown)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from experiments import launcher, plugins
 from experiments import settings as front_door
 from experiments.calibrate import __main__ as command
-from experiments.calibrate import design, measure, study
+from experiments.calibrate import design, measure, serving, study
 from experiments.calibrate.observe import observe, shape_of
 from experiments.calibrate.study import Calibrate
 from experiments.settings import SettingError
@@ -189,8 +189,8 @@ def test_serving_that_was_interrupted_is_repeated_and_nothing_else(made, own, tm
     log = study.serving.log
 
     def killing(*arguments):
-        served.append(arguments[4].name)
-        assert not arguments[4].exists()
+        served.append(arguments[3].name)
+        assert not arguments[3].exists()
         log(*arguments)
         if len(served) == 2:
             raise Killed  # before it is said to be complete
@@ -337,12 +337,28 @@ def test_a_design_reaches_what_a_server_can_do():
     assert max(shape.prefill_pairs for shape in shapes) > 512 * (4096 - 512)
 
 
-def test_ragged_contexts_go_from_half_the_average_to_half_as_much_again():
+def test_ragged_contexts_have_one_mean_and_a_long_tail():
     probes = [probe for probe in design.design(Spec(9999, max_seqs=8), False) if probe.family == "ragged"]
     assert {probe.sequences for probe in probes} == {4, 8}
     for probe in probes:
         one = shape_of(probe.groups)
         mean = one.decode_context / one.decodes
-        assert one.decode_longest == pytest.approx(1.5 * mean, rel=0.02)
-        gaps = {b.start - a.start for a, b in pairwise(probe.groups)}
-        assert max(gaps) - min(gaps) <= 1
+        assert one.decode_longest == pytest.approx(3 * mean, rel=0.04)
+        ratios = [(b.start + 1) / (a.start + 1) for a, b in pairwise(probe.groups)]
+        assert ratios[-1] == pytest.approx(ratios[-2], rel=0.1)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 100])
+def test_contexts_are_spread_as_far_as_rows_allow(rows):
+    starts = design.spread(rows, 1000)
+    assert sum(starts) == pytest.approx(1000 * rows, abs=rows)
+    assert starts == sorted(starts)
+    assert max(starts) == pytest.approx(1000 * min(3, 0.95 * rows), rel=0.01)
+
+
+def test_what_is_served_keeps_to_the_longest_context():
+    spec = Spec(9999, max_seqs=16)
+    for most in (64, 500, 5000):
+        batches = serving.requests(spec, 0, 50, most)
+        assert all(one.prompt_length + one.max_tokens < most for batch in batches for one in batch)
+    assert len(batches[-1]) == 50

@@ -290,9 +290,9 @@ def test_contexts_between_even_and_ragged_are_between_both():
         return surface.contexts(shape(*[(count - 1, 1) for count in keys]))
 
     assert contexts(516, 516, 516, 516) == pytest.approx(0.5e-3)
-    assert contexts(258, 516, 516, 774) == pytest.approx(1.5e-3)  # the longest reads half as much again
-    assert contexts(387, 516, 516, 645) == pytest.approx(1.0e-3)
-    assert contexts(16, 16, 1000, 1032) == pytest.approx(1.5e-3 + 1e-6 * (1032 - 1.5 * 516))
+    assert contexts(100, 200, 216, 1548) == pytest.approx(1.5e-3)  # the longest reads three times as much
+    assert contexts(16, 516, 500, 1032) == pytest.approx(1.0e-3)
+    assert contexts(16, 16, 16, 2016) == pytest.approx(1.5e-3 + 1e-6 * (2016 - 3 * 516))
 
 
 @given(st.lists(st.tuples(st.integers(0, 10_000), SECONDS), min_size=1, unique_by=lambda one: one[0]), st.data())

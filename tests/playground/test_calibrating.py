@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from experiments.calibrate.design import spread
 from playground.core import Slice
 from playground.sim.cost import Shape
 from playground.sim.cost import calibrating as fits
@@ -193,8 +194,8 @@ def seen(stage=TABLE, throttle=None, noise=0.0, seed=1):
     probes = [("decode", shape((rows, 15, 1))) for rows in (1, 8, 64)]
     probes += [("context", shape((rows, keys, 1))) for rows in (1, 8, 64) for keys in (255, 1023, 4095)]
     for rows in (8, 64):
-        ragged = [(1, round(1000 * (0.5 + n / (rows - 1))), 1) for n in range(rows)]
-        probes += [("ragged", shape(*ragged)), ("uneven", shape((1, 3000, 1), (rows - 1, 250, 1)))]
+        ragged = [(1, start, 1) for start in spread(rows, 1000)]
+        probes += [("ragged", shape(*ragged)), ("uneven", shape((1, 9000, 1), (rows - 1, 250, 1)))]
     lengths = (2, 32, 64, 72, 128, 136, 200, 256, 264, 384, 392, 520, 768, 776, 1024, 1032, 2048, 2056, 4096)
     probes += [("prompt", shape((1, 0, length))) for length in lengths]
     probes += [("history", shape((1, start, length))) for start in (1000, 8000) for length in (64, 500, 2000)]

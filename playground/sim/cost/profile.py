@@ -27,8 +27,8 @@ class Decodes:
     """Steps of nothing but decodes, by rows: `seconds[i]` of `rows[i]` that read one block each, padding included.
 
     `contexts[i]`: what `context_rows[i]` take besides where they read `keys` on average, points of (keys, seconds).
-    `ragged_rows`, `ragged`: the same where contexts go evenly from half the average to half as much again, as they do
-    when one serves; what lies between is between both. `longest`: seconds for each key that the longest reads beyond
+    `ragged_rows`, `ragged`: the same where contexts differ, as they do when one serves, the longest three times the
+    average; what lies between is between both. `longest`: seconds for each key that the longest reads beyond
     that, or beyond the average where nothing ragged was timed. `factors`: how many times as long as that
     reading takes in the graph of so many rows, as (rows, factor); of others what the next one on the same side of a
     power of two does, for there kernels are cut otherwise.

@@ -13,8 +13,8 @@ from playground.sim.cost.shape import Shape
 TILE = 64
 """Queries that attention of chunks takes at a time."""
 FEW = 16
-RAGGED = 0.5
-"""Of `Decodes.ragged`: how much more the longest reads than the average, as a share of it."""
+RAGGED = 2.0
+"""Of `Decodes.ragged`: how much more the longest reads than the average, in units of it."""
 LEAST_KEYS = 16.0
 """Read by the decodes of `Decodes.seconds`."""
 
@@ -148,7 +148,7 @@ class Surface:
             return 0.0
         rows, mean = shape.decodes, shape.decode_context / shape.decodes
         time = self._even.at(rows, mean)
-        if self._ragged.rows:
+        if self._ragged.rows and rows > 1:
             share = min((shape.decode_longest / mean - 1) / RAGGED, 1.0)
             time += share * (self._ragged.at(rows, mean) - time)
         return (time + self.stage.decodes.longest * self.beyond(shape)) * self._factor(shape)
