@@ -110,12 +110,13 @@ def table(profile: Profile) -> Table:
     title = f"{profile.device}, {cut_name(profile.tp, profile.layers)}: errors on held-out steps"
     caption = rf"\[..]: 95 % interval of the MAPE. Repetitions of a step are {profile.spread:.1%} apart (median)."
     shown = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
-    for name in ("steps", "count", "profiled: MAPE", "P95", "bias", "fitted: MAPE", "P95", "bias"):
+    for name in ("steps", "count", "profiled: MAPE", "P95", "bias", "fitted: MAPE", "bias"):
         shown.add_column(name, justify="left" if name == "steps" else "right")
     others = profile.few.held_out if profile.few and profile.few.fitted_to == MEASURED else {}
     for name, error in profile.held_out.items():
-        other = _figures(others[name]) if name in others else ["-"] * 3
-        shown.add_row(name.replace("_policy.", " "), f"{error.steps:,}", *_figures(error), *other)
+        other = [_mape(others[name]), f"{others[name].bias:+.1%}"] if name in others else ["-", "-"]
+        figures = (_mape(error), f"{error.p95:.1%}", f"{error.bias:+.1%}")
+        shown.add_row(name.replace("_policy.", " "), f"{error.steps:,}", *figures, *other)
     return shown
 
 
@@ -127,10 +128,6 @@ def unsteady(profile: Profile) -> str | None:
         f"Repetitions of the same step are {profile.spread:.0%} apart (median): something else used the device. "
         "Close it and calibrate again: no error can be smaller than that."
     )
-
-
-def _figures(error: HeldOut) -> list[str]:
-    return [_mape(error), f"{error.p95:.1%}", f"{error.bias:+.1%}"]
 
 
 def _mape(error: HeldOut) -> str:

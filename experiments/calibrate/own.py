@@ -65,11 +65,11 @@ class OwnMachine:
             print(warning)
         cost = ["backend/cost=calibrated", f"backend.cost.path={file}"]
         rate = self.load * self._capacity(composer, cost)
-        print(f"2. Serving at {rate:.3g} requests/s, {self.load:.0%} of the simulated capacity, each policy twice")
+        print(f"\n2. Serving at {rate:.3g} requests/s, {self.load:.0%} of the simulated capacity, each policy twice")
         for name, policy in self._runs():
             setting = [*self.workload, f"workload.rate={rate:.4g}", f"policy={policy}"]
             composer.run(f"hardware/{name}", name, *setting)
-        print("3. The same in simulation, which knows the profile only")
+        print("\n3. The same in simulation, which knows the profile only")
         for name, _ in self._runs():
             pair(folder / "hardware" / name, folder, cost, name)
         pairs = {one.name: one for one in read(folder)}
