@@ -5,6 +5,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from shutil import copytree
 
 import pytest
 from hydra import initialize_config_module
@@ -177,6 +178,18 @@ def test_what_was_measured_before_a_kill_stays(made, own, tmp_path, monkeypatch)
     with hydra():
         QUICK._measure(folder, Composer(folder, SMALL))
     assert lines(folder) == after  # nothing is measured twice
+
+
+def test_passes_are_added_to_those_that_are_there(made, tmp_path):
+    folder = tmp_path / "run"
+    copytree(made[0], folder)
+    before = lines(folder)
+    with hydra():
+        replace(QUICK, passes=2)._measure(folder, Composer(folder, SMALL))
+    after = lines(folder)
+    assert after[: len(before)] == before
+    assert {row_of(line)[1] for line in after[len(before) :]} == {1}
+    assert len(after) - len(before) == len([line for line in before if not row_of(line)[0].startswith("ramp")])
 
 
 def row_of(line):
