@@ -12,6 +12,7 @@ from pathlib import Path
 
 from experiments import bubbles, points, run
 from experiments.capacity import command as capacity
+from experiments.cards import command as cards
 from experiments.counterfactual import command as counterfactual
 from experiments.errors import explain
 from experiments.fidelity import command as fidelity
@@ -21,7 +22,7 @@ from experiments.progress import waiting
 from experiments.settings import SettingError
 from playground.check.parity import Divergence
 
-COMMANDS = (capacity, counterfactual, fidelity, mutants)
+COMMANDS = (cards, capacity, counterfactual, fidelity, mutants)
 PARITY = (
     "Replay runs through the simulator and compare every decision: those of backend=engine and backend=costed, and "
     "simulated ones made with backend.skip_ahead=false."
