@@ -46,9 +46,9 @@ def _straighten(file: Path) -> None:
         raise SettingError(f"--tables: {problem}") from problem
     profile = fitted_to_tables(before)
     profile.save(file)
-    assert profile.few is not None
+    assert profile.fitted is not None
     print(f"{file}: fitted to its own tables. How far off these it is, which is not how far off the device:")
-    for name, found in profile.few.held_out.items():
+    for name, found in profile.fitted.held_out.items():
         print(f"  {name:16}{found}")
 
 

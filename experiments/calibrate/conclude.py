@@ -59,7 +59,7 @@ def conclude(folder: Path, runs: Sequence[Path] = ()) -> tuple[Profile, Path]:
         **_lines(observed),
         largest={name: float(max(getattr(step.shape, name) for step in observed.seen)) for name in RANGE},
         held_out=found.held_out,
-        few=found.few,
+        fitted=found.fitted,
         spread=median(observed.spread) if observed.spread else 0.0,
         facts=_facts(facts) | {"clocks": clocks.summary(folder / CLOCKS), "runs": [run.name for run in runs]},
     )
@@ -112,7 +112,7 @@ def table(profile: Profile) -> Table:
     shown = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
     for name in ("steps", "count", "profiled: MAPE", "P95", "bias", "fitted: MAPE", "bias"):
         shown.add_column(name, justify="left" if name == "steps" else "right")
-    others = profile.few.held_out if profile.few and profile.few.fitted_to == MEASURED else {}
+    others = profile.fitted.held_out if profile.fitted and profile.fitted.fitted_to == MEASURED else {}
     for name, error in profile.held_out.items():
         other = [_mape(others[name]), f"{others[name].bias:+.1%}"] if name in others else ["-", "-"]
         figures = (_mape(error), f"{error.p95:.1%}", f"{error.bias:+.1%}")

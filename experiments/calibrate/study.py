@@ -52,7 +52,7 @@ class Calibrate:
             f"Profile: {place}\nSimulate with it: playground backend/cost=calibrated device={device} model={model} ..."
         )
         held_out = {name: error.mape for name, error in profile.held_out.items()}
-        fitted = {name: error.mape for name, error in profile.few.held_out.items()} if profile.few else {}
+        fitted = {name: error.mape for name, error in profile.fitted.held_out.items()} if profile.fitted else {}
         told = {"held_out_mape": held_out, "held_out_mape_fitted": fitted}
         return {"run_dir": str(folder), "profile": str(place)} | told
 

@@ -10,34 +10,34 @@ from experiments.calibrate.design import design
 from experiments.calibrate.observe import shape_of
 from experiments.settings import SettingError
 from playground.core import Spec
-from playground.sim.cost.few import few_of, few_surfaces
 from playground.sim.cost.fitted import kind
 from playground.sim.cost.judging import Pairs, judged
 from playground.sim.cost.profile import MEASURED, TABLES, Profile
 from playground.sim.cost.shape import Shape
+from playground.sim.cost.straight import straight_of, straight_surfaces
 from playground.sim.cost.surface import Surface
 
 
 def fitted_to_tables(profile: Profile) -> Profile:
-    """With coefficients fitted to what its tables say of the steps that it was measured with.
+    """With coefficients fitted to what its tables say of the steps of the design.
 
-    Held out are the random steps, as they were then: errors are distances from the tables. `SettingError` where the
+    Held out are the random steps: errors are distances from the tables. `SettingError` where the
     profile is fitted to measurements, which no table is as good as, or does not say what was measured.
     """
-    if profile.few is not None and profile.few.fitted_to == MEASURED:
+    if profile.fitted is not None and profile.fitted.fitted_to == MEASURED:
         raise SettingError("--tables: this profile has a fitted model already, of measurements")
     rows = profile.graph_rows
     training, test = _steps(profile)
     surfaces = [Surface(stage, rows) for stage in profile.stages]
     seconds = [np.asarray([surface.seconds(shape) for shape in training]) for surface in surfaces]
-    few = few_of(training, seconds, np.ones(len(training)), profile.stages, rows, TABLES)
+    fitted = straight_of(training, seconds, np.ones(len(training)), profile.stages, rows, TABLES)
     groups: dict[str, Pairs] = {}
-    straight = few_surfaces(few, profile.stages, rows)
+    straight = straight_surfaces(fitted, profile.stages, rows)
     for number, shape in enumerate(test):
         predicted, told = (sum(surface.seconds(shape) for surface in which) for which in (straight, surfaces))
         for name in ("random", f"random, {kind(shape)}"):
             groups.setdefault(name, Pairs()).add(predicted, told, number)
-    return replace(profile, few=replace(few, held_out=judged(groups)))
+    return replace(profile, fitted=replace(fitted, held_out=judged(groups)))
 
 
 def _steps(profile: Profile) -> tuple[list[Shape], list[Shape]]:

@@ -82,7 +82,7 @@ def test_all_errors_on_held_out_steps_are_small(made):
     for name, error in profile.held_out.items():
         assert error.mape <= 0.01, name
         assert error.low <= error.mape <= error.high
-        assert profile.few.held_out[name].mape <= 0.025, name
+        assert profile.fitted.held_out[name].mape <= 0.025, name
     assert profile.spread == 0.0
 
 
@@ -110,13 +110,13 @@ def test_the_profile_simulates_what_the_device_does(made):
 
 def test_intervals_hold_their_coefficients(made):
     _, profile, _ = made
-    for line in (*profile.few.stages, profile.host, profile.copy_in, profile.copy_out):
+    for line in (*profile.fitted.stages, profile.host, profile.copy_in, profile.copy_out):
         for name, value in line.coefficients.items():
             assert line.low[name] <= value * (1 + 1e-9) + 1e-15
             assert line.high[name] >= value * (1 - 1e-9)
-    assert profile.few.fitted_to == "measurements"
+    assert profile.fitted.fitted_to == "measurements"
     weights = 16e9 / 3.35e12  # seconds to read an 8B model in bf16 at the sheet's bandwidth
-    assert weights < profile.few.stages[0].low["base"] < 1.5 * weights
+    assert weights < profile.fitted.stages[0].low["base"] < 1.5 * weights
 
 
 def test_stages_of_a_pipeline_are_told_apart(own, tmp_path):
@@ -266,7 +266,7 @@ def test_other_runs_are_fitted_to_too(made, refit, tmp_path):
     assert refit(folder, "-o", tmp_path, "--runs", more)[0] == 0
     found = Profile.load(tmp_path / "h100" / "llama-3.1-8b" / "single.json")
     assert found.facts["runs"] == ["vllm_v1"]
-    assert found.few.points > profile.few.points
+    assert found.fitted.points > profile.fitted.points
 
 
 def test_what_cannot_be_refitted_is_told_in_a_line(made, refit, tmp_path):
@@ -292,21 +292,21 @@ def test_what_cannot_be_refitted_is_told_in_a_line(made, refit, tmp_path):
 
 def test_tables_whose_measurements_are_lost_are_fitted_and_marked(made, refit, tmp_path):
     _, profile, _ = made
-    bare = replace(profile, few=None)
+    bare = replace(profile, fitted=None)
     bare.save(tmp_path / "bare.json")
     code, out, _ = refit("--tables", tmp_path / "bare.json")
     found = Profile.load(tmp_path / "bare.json")
     assert code == 0
     assert "which is not how far off the device" in out
-    assert found.few.fitted_to == "tables"
-    assert replace(found, few=None) == bare
+    assert found.fitted.fitted_to == "tables"
+    assert replace(found, fitted=None) == bare
     model, device = parts()
     one = shape_of([design.Group(5, 100, 1), design.Group(1, 256, 200)])
     with pytest.warns(UserWarning, match="fitted to its own tables"):
         fitted = Calibrated(model, device, path=str(tmp_path / "bare.json"), form="fitted").stage(one, 0)
     tables = Calibrated(model, device, path=str(tmp_path / "bare.json")).stage(one, 0)
     assert fitted.device_time == pytest.approx(tables.device_time, rel=0.05)
-    assert found.few.held_out["random"].mape < 0.02
+    assert found.fitted.held_out["random"].mape < 0.02
 
 
 # --- the design

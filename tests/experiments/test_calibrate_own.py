@@ -51,6 +51,7 @@ def test_the_simulation_is_what_it_was_calibrated_with(told):
     result, _ = told
     for policy in OWN.policies:
         for metric, row in result[policy].items():
+            assert row["error"] == pytest.approx(row["simulated"] / row["engine"] - 1)
             assert row["spread"] == 0.0  # a simulated device repeats itself
             assert abs(row["error"]) < 0.05, metric  # who meets the end of a step is chance: medians of sixty jump
     assert result["vllm_v0"]["tpot_p90"]["engine"] > result["vllm_v1"]["tpot_p90"]["engine"]

@@ -66,7 +66,7 @@ class TestLoading:
         assert Profile.load(tmp_path / "deep" / "one.json") == before
 
     def test_a_profile_of_before_there_were_fitted_models_is_read(self, tmp_path, content):
-        del content["few"]
+        del content["fitted"]
         for error in content["held_out"].values():
             del error["low"], error["high"]
         for stage in content["stages"]:
@@ -135,11 +135,11 @@ class TestLoading:
             assert replace(cost, extrapolate=True).stage(shape((0, 9000)), 0).kernels > 0
 
     def test_a_form_that_there_is_not(self):
-        with pytest.raises(ValueError, match=r"cost\.form=few must be one of profiled, fitted"):
-            Calibrated(QWEN, H200, path=str(SHIPPED), form="few")
+        with pytest.raises(ValueError, match=r"cost\.form=straight must be one of profiled, fitted"):
+            Calibrated(QWEN, H200, path=str(SHIPPED), form="straight")
 
     def test_a_model_fitted_to_tables_says_so(self):
-        assert Profile.load(SHIPPED).few.fitted_to == "tables"
+        assert Profile.load(SHIPPED).fitted.fitted_to == "tables"
         with pytest.warns(UserWarning, match="fitted to its own tables, not to measurements"):
             Calibrated(QWEN, H200, path=str(SHIPPED), form="fitted")
 
@@ -187,7 +187,7 @@ class TestTheCostModel:
         for stage in content["stages"]:  # a device much faster than its sheet
             for part in ("prompts", "decodes"):
                 stage[part]["seconds"] = [time / 20 for time in stage[part]["seconds"]]
-        for line in content["few"]["stages"]:
+        for line in content["fitted"]["stages"]:
             line["coefficients"] = {name: value / 20 for name, value in line["coefficients"].items()}
         (tmp_path / "fast.json").write_text(json.dumps(content))
         cost = Calibrated(QWEN, H200, path=str(tmp_path / "fast.json"), form=form)

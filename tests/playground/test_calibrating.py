@@ -11,9 +11,9 @@ from playground.core import Slice
 from playground.sim.cost import Shape
 from playground.sim.cost import calibrating as fits
 from playground.sim.cost.calibrating import Lacking, Seen, fit, line
-from playground.sim.cost.few import FEATURES, FewSurface, few_of, few_surfaces
 from playground.sim.cost.judging import Pairs, judged
-from playground.sim.cost.profile import Decodes, Few, Launch, Line, Prompts, Stage, Throttle
+from playground.sim.cost.profile import Decodes, Launch, Line, Prompts, Stage, Straight, Throttle
+from playground.sim.cost.straight import FEATURES, StraightSurface, straight_of, straight_surfaces
 from playground.sim.cost.surface import Surface
 from playground.sim.cost.throttle import Heat
 
@@ -42,15 +42,15 @@ def shapes(count, seed):
     return found
 
 
-# --- few coefficients
+# --- straight lines
 
 
-def few(count=300, noise=0.0, seed=0, graph_rows=0, tile=1, launch=None, factors=(1, 2)):
+def straight(count=300, noise=0.0, seed=0, graph_rows=0, tile=1, launch=None, factors=(1, 2)):
     stage = replace(BARE, prompts=replace(BARE.prompts, tile=tile), launch=launch or Launch())
-    truth = FewSurface(Line(TRUE), 128, tile, stage.launch, graph_rows)
+    truth = StraightSurface(Line(TRUE), 128, tile, stage.launch, graph_rows)
     chosen, rng = shapes(count, seed), np.random.default_rng(seed)
     seconds = np.asarray([truth.seconds(one) for one in chosen]) * np.exp(noise * rng.standard_normal(count))
-    return few_of(
+    return straight_of(
         chosen,
         [factor * seconds for factor in factors],
         np.ones(count),
@@ -62,7 +62,7 @@ def few(count=300, noise=0.0, seed=0, graph_rows=0, tile=1, launch=None, factors
 
 @pytest.mark.parametrize(("graph_rows", "tile"), [(0, 1), (0, 64), (256, 1)])
 def test_known_coefficients_are_found_again_on_every_stage(graph_rows, tile):
-    found, _ = few(graph_rows=graph_rows, tile=tile)
+    found, _ = straight(graph_rows=graph_rows, tile=tile)
     assert found.knee == 128
     for factor, stage in zip((1, 2), found.stages, strict=True):
         for name in FEATURES:
@@ -74,21 +74,21 @@ def test_intervals_hold_the_truth_mostly():
     held = [
         stage.low[name] <= TRUE[name] <= stage.high[name]
         for seed in range(6)
-        for stage in few(200, 0.05, seed, factors=(1,))[0].stages
+        for stage in straight(200, 0.05, seed, factors=(1,))[0].stages
         for name in FEATURES
     ]
     assert np.mean(held) > 0.75
-    first = few(200, 0.05, factors=(1,))[0].stages[0]
+    first = straight(200, 0.05, factors=(1,))[0].stages[0]
     assert all(first.low[name] < first.high[name] for name in FEATURES)
 
 
 def test_what_launching_bounds_tells_nothing_of_kernels():
     launch = Launch(20e-3, 1e-5)
-    found, stage = few(graph_rows=256, launch=launch, factors=(1,))
+    found, stage = straight(graph_rows=256, launch=launch, factors=(1,))
     assert found.points < 300
     for name in ("base", "decode_context", "prefill_pairs"):
         assert found.stages[0].coefficients[name] == pytest.approx(TRUE[name], rel=0.02)
-    surface = few_surfaces(found, [stage], 256)[0]
+    surface = straight_surfaces(found, [stage], 256)[0]
     eager = shape((3, 10, 1), (1, 0, 530))
     assert surface.seconds(eager) == pytest.approx(max(20e-3 + 4e-5, 1e-2 + 3 * 1e-5), rel=0.2)
     assert surface.seconds(shape((1, 0, 600))) >= 20e-3 + 1e-5
@@ -96,14 +96,14 @@ def test_what_launching_bounds_tells_nothing_of_kernels():
 
 
 def test_steps_are_padded_as_a_graph_pads_them():
-    one = FewSurface(Line(TRUE), 128, 1, Launch(), 256)
+    one = StraightSurface(Line(TRUE), 128, 1, Launch(), 256)
     assert one.seconds(shape((9, 0, 1))) == pytest.approx(5e-3 + 16 * 2e-6 + 9 * 3e-8 + 9e-5)
     mixed = one.seconds(shape((9, 0, 1), (1, 0, 100)))  # 32 decodes beside 144 tokens
     assert mixed == pytest.approx(5e-3 + 176 * 2e-6 + 48 * 4e-5 + 9 * 3e-8 + 5050 * 2e-9 + 1e-4)
 
 
 def test_prompts_fill_tiles_and_decodes_do_not():
-    one = FewSurface(Line(TRUE), 1024, 64, Launch(), 0)
+    one = StraightSurface(Line(TRUE), 1024, 64, Launch(), 0)
     assert one.seconds(shape((1, 0, 65))) == pytest.approx(5e-3 + 128 * 2e-6 + 65 * 33 * 2e-9 + 1e-5)
     assert one.seconds(shape((65, 0, 1))) == pytest.approx(5e-3 + 65 * (2e-6 + 3e-8 + 1e-5))
 
@@ -284,9 +284,9 @@ def test_what_lacks_is_told(family):
 
 def test_both_models_are_judged_on_the_same_steps():
     found = fit(seen(noise=0.02), 0, held_out)
-    assert isinstance(found.few, Few)
+    assert isinstance(found.fitted, Straight)
     assert {name: error.steps for name, error in found.held_out.items()} == {
-        name: error.steps for name, error in found.few.held_out.items()
+        name: error.steps for name, error in found.fitted.held_out.items()
     }
-    assert found.few.held_out["random"].mape < 0.15
-    assert found.few.points == len({step.name for step in seen() if not held_out(step)})
+    assert found.fitted.held_out["random"].mape < 0.15
+    assert found.fitted.points == len({step.name for step in seen() if not held_out(step)})

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from playground.model import ModelShape
 from playground.sim.capacity import Layout
-from playground.sim.cost.few import FewSurface, few_surfaces
 from playground.sim.cost.model import IDLE, Cost
 from playground.sim.cost.profile import TABLES, Profile, Throttle, cut_name, find, sizes_of
 from playground.sim.cost.roofline import Roofline
 from playground.sim.cost.shape import Shape
+from playground.sim.cost.straight import StraightSurface, straight_surfaces
 from playground.sim.cost.surface import Surface, step_bucket
 from playground.sim.cost.tables import Bounds
 from playground.sim.device import Device
@@ -46,7 +46,7 @@ class Calibrated:
     """Where the profile was found."""
     profile: Profile = field(init=False, repr=False, compare=False)
     _sheet: Roofline = field(init=False, repr=False, compare=False)
-    _surfaces: tuple[Surface | FewSurface, ...] = field(init=False, repr=False, compare=False)
+    _surfaces: tuple[Surface | StraightSurface, ...] = field(init=False, repr=False, compare=False)
     _bounds: Bounds = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -117,18 +117,18 @@ class Calibrated:
         return self._sheet.copy(blocks)
 
 
-def _surfaces(profile: Profile, form: str, file: str) -> Sequence[Surface | FewSurface]:
+def _surfaces(profile: Profile, form: str, file: str) -> Sequence[Surface | StraightSurface]:
     """One a stage. `ValueError` where the profile has no coefficients; a warning where nobody measured them."""
     if form == "profiled":
         return [Surface(stage, profile.graph_rows) for stage in profile.stages]
-    if profile.few is None:
+    if profile.fitted is None:
         raise ValueError(
             f"cost.form=fitted: the profile {file} has tables only; take form=profiled, calibrate again, or fit to its "
             f"tables: python -m experiments.calibrate --tables {file}"
         )
-    if profile.few.fitted_to == TABLES:
+    if profile.fitted.fitted_to == TABLES:
         warnings.warn(f"cost.form=fitted: {file} was fitted to its own tables, not to measurements", stacklevel=4)
-    return few_surfaces(profile.few, profile.stages, profile.graph_rows)
+    return straight_surfaces(profile.fitted, profile.stages, profile.graph_rows)
 
 
 def _differences(profile: Profile, model: ModelShape) -> str:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from playground.graphs import CHUNKS
-from playground.sim.cost.few import FLOOR, FewSurface, few_of, few_surfaces
 from playground.sim.cost.fitted import Array, kind
 from playground.sim.cost.fitting import BLOCK, nnls
 from playground.sim.cost.judging import Pairs, judged
-from playground.sim.cost.profile import MEASURED, Decodes, Few, HeldOut, Launch, Line, Prompts, Stage, Throttle
+from playground.sim.cost.profile import MEASURED, Decodes, HeldOut, Launch, Line, Prompts, Stage, Straight, Throttle
 from playground.sim.cost.shape import Shape
+from playground.sim.cost.straight import FLOOR, StraightSurface, straight_of, straight_surfaces
 from playground.sim.cost.surface import LEAST_KEYS, Surface, in_tiles, longest, step_bucket, tiles
 from playground.sim.cost.throttle import Heat
 
@@ -75,7 +75,7 @@ class Found:
     stages: list[Stage]
     throttle: Throttle
     held_out: dict[str, HeldOut]
-    few: Few
+    fitted: Straight
 
 
 PROBED = ("prompt", "history", "chunks", "mixed", "ramp")
@@ -95,11 +95,11 @@ def fit(seen: Sequence[Seen], graph_rows: int, held_out: Callable[[Seen], bool])
     throttle = _throttle(timed, graph_rows, tile)
     stages = _stages(timed, graph_rows, throttle, tile)
     slowed = [factors(seen, throttle, stage) for stage in range(len(stages))]
-    few = _few(timed.training, [timed.of_training(factor) for factor in slowed], stages, graph_rows)
+    straight = _straight(timed.training, [timed.of_training(factor) for factor in slowed], stages, graph_rows)
     test = [(step, factor) for step, factor in zip(seen, zip(*slowed, strict=True), strict=True) if held_out(step)]
-    few = replace(few, held_out=errors(test, few_surfaces(few, stages, graph_rows)))
+    straight = replace(straight, held_out=errors(test, straight_surfaces(straight, stages, graph_rows)))
     surfaces = [Surface(stage, graph_rows) for stage in stages]
-    return Found(stages, throttle, errors(test, surfaces), few)
+    return Found(stages, throttle, errors(test, surfaces), straight)
 
 
 def _check(seen: Sequence[Seen]) -> None:
@@ -460,7 +460,7 @@ def _padded(used: Sequence[tuple[_Point, Any]], stage: Stage, graph_rows: int) -
 
 
 def errors(
-    test: Sequence[tuple[Seen, Sequence[float]]], surfaces: Sequence[Surface | FewSurface]
+    test: Sequence[tuple[Seen, Sequence[float]]], surfaces: Sequence[Surface | StraightSurface]
 ) -> dict[str, HeldOut]:
     """Of all stages together, by source and kind of step. `test`: steps, and by how much each was slowed on each."""
     groups: dict[str, Pairs] = {}
@@ -473,15 +473,17 @@ def errors(
     return judged(groups)
 
 
-# --- few coefficients
+# --- straight lines
 
 
-def _few(training: Sequence[Seen], slowed: Sequence[Sequence[float]], stages: Sequence[Stage], graph_rows: int) -> Few:
+def _straight(
+    training: Sequence[Seen], slowed: Sequence[Sequence[float]], stages: Sequence[Stage], graph_rows: int
+) -> Straight:
     """Of the same steps as the tables; not yet judged."""
     by_stage = [_points(training, factor, stage) for stage, factor in enumerate(slowed)]
     seconds = [np.asarray([point.seconds for point in points]) for points in by_stage]
     shapes = [point.shape for point in by_stage[0]]
-    return few_of(shapes, seconds, _shares(by_stage[0]), stages, graph_rows, MEASURED)
+    return straight_of(shapes, seconds, _shares(by_stage[0]), stages, graph_rows, MEASURED)
 
 
 # --- lines

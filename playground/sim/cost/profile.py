@@ -115,8 +115,8 @@ MEASURED, TABLES = "measurements", "tables"
 
 
 @dataclass(frozen=True, slots=True)
-class Few:
-    """The fitted model: a line of `playground.sim.cost.few.FEATURES` for each stage instead of its tables.
+class Straight:
+    """The fitted model: a line of `playground.sim.cost.straight.FEATURES` for each stage instead of its tables.
 
     `fitted_to`: `measurements`, or `tables` where it was made from the profile's own, which alone were left; then
     `held_out` says how far it is from them, not from the device. `points`: how many steps it is fitted to.
@@ -161,7 +161,7 @@ class Profile:
     """Median over probes of (largest - least) / median of their repetitions."""
     facts: dict[str, Any]
     """Device, driver, versions, revision, clocks, when."""
-    few: Few | None = None
+    fitted: Straight | None = None
     version: int = VERSION
 
     def save(self, file: Path) -> None:
@@ -192,7 +192,7 @@ def _parts(content: Mapping[str, Any]) -> dict[str, Any]:
         "stages": [_stage(stage) for stage in content["stages"]],
         "throttle": Throttle(**content["throttle"]),
         "held_out": _held_out(content["held_out"]),
-        "few": _few(content["few"]) if content.get("few") else None,
+        "fitted": _fitted(content["fitted"]) if content.get("fitted") else None,
         **lines,
     }
 
@@ -215,9 +215,9 @@ def _held_out(content: Mapping[str, Any]) -> dict[str, HeldOut]:
     return {name: HeldOut(**error) for name, error in content.items()}
 
 
-def _few(content: Mapping[str, Any]) -> Few:
+def _fitted(content: Mapping[str, Any]) -> Straight:
     stages = [Line(**line) for line in content["stages"]]
-    return Few(**{**content, "stages": stages, "held_out": _held_out(content["held_out"])})
+    return Straight(**{**content, "stages": stages, "held_out": _held_out(content["held_out"])})
 
 
 SIZES = ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocabulary")

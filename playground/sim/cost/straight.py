@@ -16,7 +16,7 @@ import numpy as np
 
 from playground.sim.cost.fitted import FEATURES, Array
 from playground.sim.cost.fitting import HUBER, KNEES, nnls
-from playground.sim.cost.profile import Few, Launch, Line, Stage
+from playground.sim.cost.profile import Launch, Line, Stage, Straight
 from playground.sim.cost.shape import Shape
 from playground.sim.cost.surface import in_tiles, step_bucket
 
@@ -31,7 +31,7 @@ AROUND = 0.05
 
 
 @dataclass(slots=True)
-class FewSurface:
+class StraightSurface:
     """Seconds of one stage, alone on an unthrottled device."""
 
     line: Line
@@ -57,11 +57,11 @@ class FewSurface:
         return self.launching.base + self.launching.sequence * shape.sequences
 
 
-def few_surfaces(few: Few, stages: Sequence[Stage], graph_rows: int) -> list[FewSurface]:
+def straight_surfaces(straight: Straight, stages: Sequence[Stage], graph_rows: int) -> list[StraightSurface]:
     """Of every stage; tiles, and what it takes to launch a step, are those of the tables."""
     return [
-        FewSurface(line, few.knee, stage.prompts.tile, stage.launch, graph_rows)
-        for line, stage in zip(few.stages, stages, strict=True)
+        StraightSurface(line, straight.knee, stage.prompts.tile, stage.launch, graph_rows)
+        for line, stage in zip(straight.stages, stages, strict=True)
     ]
 
 
@@ -82,14 +82,14 @@ def _features(shapes: Sequence[Shape], knee: int, tile: int, graph_rows: int) ->
     return np.asarray(rows, float)
 
 
-def few_of(
+def straight_of(
     shapes: Sequence[Shape],
     seconds: Sequence[Array],
     weights: Array,
     stages: Sequence[Stage],
     graph_rows: int,
     fitted_to: str,
-) -> Few:
+) -> Straight:
     """Not yet judged. `seconds[stage]` of each shape, which counts `weights` times; `stages`: the tables."""
     launch = stages[0].launch
     kept = [_of_kernels(shape, time, launch, graph_rows) for shape, time in zip(shapes, seconds[0], strict=True)]
@@ -98,7 +98,7 @@ def few_of(
     tile = stages[0].prompts.tile
     knee = _knee(shapes, seconds, weights, tile, graph_rows)
     features = _features(shapes, knee, tile, graph_rows)
-    return Few(knee, [_line(features, times, weights) for times in seconds], {}, fitted_to, len(shapes))
+    return Straight(knee, [_line(features, times, weights) for times in seconds], {}, fitted_to, len(shapes))
 
 
 def _of_kernels(shape: Shape, seconds: float, launch: Launch, graph_rows: int) -> bool:
