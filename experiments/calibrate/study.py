@@ -43,6 +43,7 @@ class Calibrate:
                 raise SettingError(f"study.{name}={value} must be at least 1")
 
     def run(self, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
+        print(f"Calibrating into {folder}. Stopped, it goes on with the same command and run_dir={folder}")
         profile, place = self.calibrated(folder, Composer(folder, overrides))
         report.console().print(table(profile))
         if warning := unsteady(profile):
