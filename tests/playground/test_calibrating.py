@@ -276,6 +276,15 @@ def test_noise_is_no_throttling():
     assert fit(seen(noise=0.03), 0, held_out).throttle == Throttle()
 
 
+def test_few_rows_have_none_that_is_longer_than_the_tables_know():
+    short = [step for step in seen() if step.source != "uneven"]
+    one = shape((1, 500, 1), (3, 250, 1))
+    uneven = Seen("uneven", "one", 1e6, one, (Surface(TABLE, 0).seconds(one),), (0.0,))
+    found = fit([*short, uneven], 0, held_out)
+    assert found.stages[0].decodes.longest == 0.0
+    assert found.held_out["random"].mape < 0.02
+
+
 @pytest.mark.parametrize("family", ["decode", "context", "prompt"])
 def test_what_lacks_is_told(family):
     with pytest.raises(Lacking, match=f"no step of the family {family} was timed"):

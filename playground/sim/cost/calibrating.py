@@ -314,7 +314,7 @@ def _longest(points: Sequence[_Point], decodes: Decodes) -> float:
     surface = Surface(Stage(decodes, NO_PROMPTS, Launch()), 0)
     beyond, more = [], []
     for point in points:
-        if point.source == "uneven":
+        if point.source == "uneven" and surface.beyond(point.shape) > 0:
             beyond.append(surface.beyond(point.shape))
             more.append(point.seconds - surface.seconds(point.shape))
     if not beyond:
