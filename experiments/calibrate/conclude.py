@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from experiments.build import make
 from experiments.calibrate import clocks
@@ -61,7 +62,12 @@ def conclude(folder: Path, runs: Sequence[Path] = ()) -> tuple[Profile, Path]:
         held_out=found.held_out,
         fitted=found.fitted,
         spread=median(observed.spread) if observed.spread else 0.0,
-        facts=_facts(facts) | {"clocks": clocks.summary(folder / CLOCKS), "runs": [run.name for run in runs]},
+        facts=_facts(facts)
+        | {
+            "clocks": clocks.summary(folder / CLOCKS),
+            "runs": [run.name for run in runs],
+            "untimed": len(observed.untimed),
+        },
     )
     profile.save(folder / PROFILE)
     return profile, place(device.name, str(settings.model.get("path", "model")), parallel.tp, cut)
@@ -73,6 +79,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], Settings]:
         config = OmegaConf.merge(OmegaConf.structured(Settings), OmegaConf.load(folder / "config.yaml"))
     except OSError as error:
         raise SettingError(f"{folder}: no calibration ({error.filename}: {error.strerror})") from error
+    except (ValueError, YAMLError) as error:
+        told = " ".join(str(error).split())
+        raise SettingError(f"{folder}: {FACTS} or config.yaml cannot be read ({told}): calibrate anew") from error
     return facts, read(config)  # type: ignore[arg-type]
 
 
@@ -108,7 +117,11 @@ def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 def table(profile: Profile) -> Table:
     """How far both models are off on steps that nothing was fitted to."""
     title = f"{profile.device}, {cut_name(profile.tp, profile.layers)}: errors on held-out steps"
-    caption = rf"\[..]: 95 % interval of the MAPE. Repetitions of a step are {profile.spread:.1%} apart (median)."
+    caption = r"\[..]: 95 % interval of the MAPE."
+    if profile.spread:
+        caption += f" Repetitions of a step are {profile.spread:.1%} apart (median)."
+    if untimed := profile.facts.get("untimed"):
+        caption += f" {untimed:,} steps, of which a stage is said to have taken no time, were left out."
     shown = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
     for name in ("steps", "count", "profiled: MAPE", "P95", "bias", "fitted: MAPE", "bias"):
         shown.add_column(name, justify="left" if name == "steps" else "right")

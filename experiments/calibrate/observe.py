@@ -41,11 +41,13 @@ class Observed:
     """(tokens, seconds from one stage to the next)"""
     spread: list[float]
     """Of each probe, (largest - least) / median of its repetitions, all stages together."""
+    untimed: list[str]
+    """Steps of which a stage is said to have taken no time: word of the stage before came late. They are left out."""
 
 
 def observe(folder: Path, facts: Mapping[str, Any], sheet: Roofline, runs: Sequence[Path] = ()) -> Observed:
     """`runs`: folders of other runs of the same engine."""
-    found = Observed([], [], [], [], [])
+    found = Observed([], [], [], [], [], [])
     _samples(folder, facts, sheet, found)
     served = [file.parent for file in sorted((folder / "served").glob("*/config.yaml"))]
     for session, run in enumerate([*served, *runs], 1):
@@ -71,6 +73,8 @@ def _samples(folder: Path, facts: Mapping[str, Any], sheet: Roofline, found: Obs
             probe = probes[turn]
             rows.append((sample.at, "ramp", f"{name} {turn}", shape_of(probe["groups"]), sample))
     for at, family, name, shape, sample in sorted(rows, key=lambda row: row[0]):
+        if not _timed(sample.stages, name, found):
+            continue
         found.seen.append(Seen(family, name, at, shape, sample.stages, _products(sheet, shape)))
         found.links.extend((shape.tokens, seconds) for seconds in sample.links)
 
@@ -96,11 +100,20 @@ def _served(run: Path, block_size: int, sheet: Roofline, session: int, found: Ob
         if (shape := shapes.get(row["step"])) is not None and not row["copied_blocks"]:
             seconds = _stages(row)
             name = f"{session} {row['step']}"
-            products = _products(sheet, shape)
-            found.seen.append(Seen(f"served {run.name}", name, row["started"], shape, seconds, products, session))
+            if _timed(seconds, name, found):
+                products = _products(sheet, shape)
+                found.seen.append(Seen(f"served {run.name}", name, row["started"], shape, seconds, products, session))
             if 0 <= row["planned"] - before < IDLE:
                 found.gaps.append(Gap(shape, row["started"] - before))
         before = row["finished"]
+
+
+def _timed(stages: Sequence[float], name: str, found: Observed) -> bool:
+    """Whether every stage took time."""
+    if min(stages) > 0:
+        return True
+    found.untimed.append(name)
+    return False
 
 
 STEPS = ["step", "planned", "started", "finished", "copied_blocks", "stage_started", "stage_finished"]

@@ -270,6 +270,21 @@ def test_other_runs_are_fitted_to_too(made, refit, tmp_path):
     assert found.fitted.points > profile.fitted.points
 
 
+def test_stages_that_took_no_time_are_left_out_and_counted(made, refit, tmp_path):
+    """A pipeline's processes may hear of a stage's end only when the next one has ended, too."""
+    folder = tmp_path / "run"
+    copytree(made[0], folder)
+    rows = [json.loads(line) for line in lines(folder)]
+    for row in rows[5:8]:
+        row["stages"] = [0.0]
+    (folder / measure.SAMPLES).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    code, out, _ = refit(folder, "-o", tmp_path / "out")
+    found = Profile.load(tmp_path / "out" / "h100" / "llama-3.1-8b" / "single.json")
+    assert (code, found.facts["untimed"]) == (0, 3)
+    assert "3 steps, of which a stage is said to have taken no time, were left out" in " ".join(out.split())
+    assert found.held_out["random"].mape < 0.01
+
+
 def test_what_cannot_be_refitted_is_told_in_a_line(made, refit, tmp_path):
     folder, _, file = made
     code, _, err = refit(tmp_path)
@@ -285,6 +300,13 @@ def test_what_cannot_be_refitted_is_told_in_a_line(made, refit, tmp_path):
         f"error: {spoilt / measure.SAMPLES}, line 1: no sample (Expecting value: line 1 column 1 (char 0)); delete the "
         "file to begin anew\n",
     )
+    for name, text in (("calibration.json", "{"), ("config.yaml", "a: [")):
+        kept = (spoilt / name).read_text()
+        (spoilt / name).write_text(text)
+        code, _, err = refit(spoilt)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "cannot be read" in err
+        (spoilt / name).write_text(kept)
     code, _, err = refit("--tables", file)
     assert (code, "has a fitted model already, of measurements" in err) == (2, True)
     code, _, err = refit("--tables", tmp_path / "none.json")
