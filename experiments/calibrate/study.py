@@ -69,6 +69,11 @@ class Calibrate:
         """Everything that needs the device."""
         config = composer.config("")
         wanted = settings.read(config)
+        if wanted.parallel.replicas > 1:
+            raise SettingError(
+                f"parallel.replicas={wanted.parallel.replicas}: calibrate one replica (parallel.replicas=1), whose profile "
+                "holds for each"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         parts = build(wanted)
         try:

@@ -230,6 +230,11 @@ def test_options_that_cannot_be(name):
         Calibrate(**{name: 0})
 
 
+def test_one_replica_is_calibrated(own, tmp_path):
+    with pytest.raises(SettingError, match=r"parallel\.replicas=2: calibrate one replica"):
+        calibrate(tmp_path / "run", "parallel=dp2")
+
+
 def test_limits_too_small_to_calibrate_are_told(own, tmp_path):
     with pytest.raises(SettingError, match="no step of the family context was timed: calibrate with larger limits"):
         calibrate(tmp_path / "run", "kv.blocks=20", how=replace(QUICK, policies=("vllm_v1",), most_context=100))
