@@ -124,7 +124,7 @@ def table(profile: Profile) -> Table:
         caption += f" {untimed:,} steps, of which a stage is said to have taken no time, were left out."
     shown = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
     for name in ("steps", "count", "profiled: MAPE", "P95", "bias", "fitted: MAPE", "bias"):
-        shown.add_column(name, justify="left" if name == "steps" else "right")
+        shown.add_column(name, justify="left" if name == "steps" else "right", no_wrap=name == "steps")
     others = profile.fitted.held_out if profile.fitted and profile.fitted.fitted_to == MEASURED else {}
     for name, error in profile.held_out.items():
         other = [_mape(others[name]), f"{others[name].bias:+.1%}"] if name in others else ["-", "-"]

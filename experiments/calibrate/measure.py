@@ -55,7 +55,8 @@ def measure(
             driver.rest(REST)
             for turn, probe in enumerate(ramp.probes):
                 _keep(lines, turn, _name(ramp), driver.time(probe))
-            meter.update(total, total, backend.now())
+                done += 1
+                meter.update(done, total, backend.now())
 
 
 def _name(ramp: Ramp) -> str:

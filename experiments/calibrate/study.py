@@ -71,8 +71,8 @@ class Calibrate:
         wanted = settings.read(config)
         if wanted.parallel.replicas > 1:
             raise SettingError(
-                f"parallel.replicas={wanted.parallel.replicas}: calibrate one replica (parallel.replicas=1), whose profile "
-                "holds for each"
+                f"parallel.replicas={wanted.parallel.replicas}: calibrate one replica (parallel.replicas=1); its "
+                "profile holds for each"
             )
         folder.mkdir(parents=True, exist_ok=True)
         parts = build(wanted)

@@ -142,6 +142,29 @@ def test_steps_are_read_in_the_order_in_which_they_were_timed(made):
     assert len({step.session for step in seen}) == 3  # the probes, and each policy
 
 
+def test_a_meter_comes_to_its_end_with_the_last_step(own, tmp_path, monkeypatch):
+    told = []
+
+    class Told:
+        def update(self, done, total, now):
+            told.append((done, total))
+
+    @contextmanager
+    def meter(title, unit="requests"):
+        yield Told()
+        units.append((title, unit))
+
+    units = []
+    monkeypatch.setattr(study, "meter", meter)
+    with hydra():
+        replace(QUICK, policies=("vllm_v1",))._measure(tmp_path / "run", Composer(tmp_path / "run", SMALL))
+    steps, served = [one for one in told if one[1] != told[-1][1]], [one for one in told if one[1] == told[-1][1]]
+    for counts in (steps, served):
+        assert [done for done, _ in counts] == sorted({done for done, _ in counts})
+        assert counts[-1][0] == counts[-1][1]
+    assert units == [("timing steps", "steps"), ("serving, vllm_v1", "requests")]
+
+
 # --- interrupted
 
 
