@@ -185,6 +185,15 @@ def stale_loads(rng: Random) -> Case:
     return Case("stale_loads", spec, requests, reports=(1.0, 0, 0.0))
 
 
+def uneven(rng: Random) -> Case:
+    """A long request first, which one replica then has and the others have not; many short equal ones after it."""
+    ranks = rng.choice([2, 4])
+    spec = Spec(blocks=200, block_size=4, max_tokens=64, ranks=ranks)
+    long = Request(0, 0.0, 60, 300)
+    short = [Request(id, round(0.1 + 0.03 * id, 3), 8, 4) for id in range(1, 12 * ranks + 1)]
+    return Case("uneven", spec, (long, *short), reports=rng.choice([(0.0, 0, 0.0), (0.0, 0, 0.0), (0.02, 0, 0.0)]))
+
+
 def sessions(rng: Random) -> Case:
     """Talks that go on, each turn beginning as the one before, of several tenants, on replicas with late loads."""
     size, ranks = 4, rng.choice([2, 3])
@@ -222,6 +231,7 @@ FAMILIES: dict[str, Family] = {
         deadlines,
         ties,
         stale_loads,
+        uneven,
         sessions,
     )
 }

@@ -147,6 +147,17 @@ def _shares(judging: Judging) -> Finding | None:
     return Finding(share, f"replicas got {counts} of equal requests" if share > judging.limits.share else "")
 
 
+def _fuller(judging: Judging) -> Finding | None:
+    """Of those that came after the first: how many went to where that one is, over the mean."""
+    first, *others = judging.outcome.seen.routes or [0]
+    ranks = judging.case.spec.ranks
+    if len(others) < 4 * ranks:
+        return None
+    share = others.count(first) * ranks / len(others)
+    told = f"{others.count(first)} of {len(others)} went to the replica that has a long one already"
+    return Finding(share, told if share > judging.limits.share else "")
+
+
 def _pace(judging: Judging) -> Finding | None:
     """When the last request ends, by when it does under a plain policy."""
     plain = attend(judging.case, Plain)
@@ -362,6 +373,13 @@ PROPERTIES = (
     ),
     Property("hits", "Only prefixes that others have count as cache hits.", "tokens too many", _hits, ("prefixes",)),
     Property("ties", "Replicas that are alike get alike.", "times the mean share", _shares, ("ties",)),
+    Property(
+        "fuller",
+        "The replica that has most gets no more than the others.",
+        "times the mean share",
+        _fuller,
+        ("uneven",),
+    ),
     Property(
         "stale_loads",
         "Old loads do not send everybody to one replica.",

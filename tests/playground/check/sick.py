@@ -147,6 +147,13 @@ class FirstOfEquals:
         return min(view.loads, key=lambda load: (load.waiting + load.running, load.rank)).rank
 
 
+class FullestFirst:
+    """The sign of the load is wrong."""
+
+    def __call__(self, request, view):
+        return max(view.loads, key=lambda load: (load.running, load.waiting, -load.rank)).rank
+
+
 @dataclass
 class Rotating:
     """Fewest outstanding by the last report, ties in turns: what has been sent since is forgotten."""
@@ -363,6 +370,7 @@ SICK = {
     "a request that never fits": (WholeOnly, "stall"),
     "hit rate counted on recomputed tokens": (HitsAgain, "hits"),
     "a router's ties go to the first": (composed(route=FirstOfEquals()), "ties"),
+    "the fullest replica is chosen": (composed(route=FullestFirst()), "fuller"),
     "stale loads are dispatched to twice": (lambda: Composed(ChunkedPrefill(), route=Rotating()), "stale_loads"),
     "chance without a seed": (Random, "determinism"),
     "order by a hash of the name": (ByName, "permutation"),

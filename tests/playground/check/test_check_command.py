@@ -116,7 +116,7 @@ import sickpkg
 
 
 def test_well(conformance):
-    assert conformance(sickpkg.well, each=1, only=["conservation"]).served == 17
+    assert conformance(sickpkg.well, each=1, only=["conservation"]).served == 18
 
 
 def test_sick(conformance):
