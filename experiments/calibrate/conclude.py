@@ -20,8 +20,10 @@ from experiments.settings import SettingError, Settings, read
 from playground.model import ModelShape
 from playground.sim.capacity import Layout
 from playground.sim.cost import Roofline
-from playground.sim.cost.calibrating import Lacking, Seen, fit, line
+from playground.sim.cost.calibrating import fit
+from playground.sim.cost.lines import line
 from playground.sim.cost.profile import MEASURED, HeldOut, Profile, cut_name, place, sizes_of
+from playground.sim.cost.tabulating import Lacking, Seen
 from playground.sim.device import Device
 
 FACTS = "calibration.json"

@@ -13,8 +13,8 @@ from experiments.calibrate.design import Group
 from experiments.calibrate.measure import read as read_samples
 from playground.core import Slice
 from playground.sim.cost import Roofline
-from playground.sim.cost.calibrating import Seen
 from playground.sim.cost.shape import Shape
+from playground.sim.cost.tabulating import Seen
 from playground.trace import expand
 
 IDLE = 2e-3

@@ -10,11 +10,13 @@ from experiments.calibrate.design import spread
 from playground.core import Slice
 from playground.sim.cost import Shape
 from playground.sim.cost import calibrating as fits
-from playground.sim.cost.calibrating import Lacking, Seen, fit, line
+from playground.sim.cost.calibrating import fit
 from playground.sim.cost.judging import Pairs, judged
+from playground.sim.cost.lines import line
 from playground.sim.cost.profile import Decodes, Launch, Line, Prompts, Stage, Straight, Throttle
 from playground.sim.cost.straight import FEATURES, StraightSurface, straight_of, straight_surfaces
 from playground.sim.cost.surface import Surface
+from playground.sim.cost.tabulating import Lacking, Seen
 from playground.sim.cost.throttle import Heat
 
 TRUE = {
