@@ -134,7 +134,7 @@ def test_equal_logits_rank_by_id():
 
 
 @given(
-    st.lists(st.floats(-50, 50), min_size=2, max_size=40),
+    st.lists(st.integers(-800, 800).map(lambda sixteenths: sixteenths / 16), min_size=2, max_size=40),
     st.floats(1e-6, 10),
     st.integers(1, 40),
     st.floats(1e-6, 1),
