@@ -167,6 +167,7 @@ class TestFinding:
 
 
 @pytest.mark.filterwarnings("ignore:cost.form=fitted")
+@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("form", ["profiled", "fitted"])
 class TestTheCostModel:
     def test_ticks_are_steps_to_the_last_bit(self, form):
