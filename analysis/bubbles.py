@@ -6,6 +6,7 @@ docs/parallel.md defines the causes for readers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ class _Holes(NamedTuple):
     launched: Array
 
 
-class _Intervals(NamedTuple):
+class Intervals(NamedTuple):
     """Disjoint, in order."""
 
     begin: Array
@@ -54,54 +55,58 @@ def idle_causes(requests: pd.DataFrame, steps: pd.DataFrame, apart: pd.DataFrame
     Tables as traces have them; `apart`: `steps` with a row for every repetition. Of requests that have not ended only
     the steps are known. Linear but for sorting.
     """
-    served = requests[requests["outcome"] != "rejected"]
-    work = apart[~apart["lane"].isin(COPY_LANES)]
-    if len(work) == 0:
-        return pd.DataFrame(columns=["group", "stage", "busy", *CAUSES], dtype=float)
-    first = min([*served["arrival"], work["launched"].min()])
-    last = max([*served["finished"], work["finished"].max()])
-    groups = sorted(work["group"].unique())
-    rows = []
-    for group in groups:
-        theirs = served if len(groups) == 1 else served[served["rank"] == group]
-        heard = _Known.of(theirs, steps, looks, group).heard(work[work["group"] == group]["planned"].to_numpy(float))
-        rows += _stages(int(group), theirs, work[work["group"] == group], heard, (first, last))
-    return pd.DataFrame(rows)
+    rows = [
+        {"group": one.group, "stage": one.stage, "busy": one.busy} | _by_cause(one.holes, one.stage, one.present)
+        for one in _stages(requests, steps, apart, looks)
+    ]
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["group", "stage", "busy", *CAUSES], dtype=float)
 
 
 def idle_parts(requests: pd.DataFrame, steps: pd.DataFrame, apart: pd.DataFrame, looks: pd.DataFrame) -> pd.DataFrame:
     """The same stretch by stretch: group, stage, begin, end (seconds) and cause, in order of time on each stage."""
-    served = requests[requests["outcome"] != "rejected"]
-    work = apart[~apart["lane"].isin(COPY_LANES)]
-    parts: list[pd.DataFrame] = []
-    if len(work):
-        window = (
-            min([*served["arrival"], work["launched"].min()]),
-            max([*served["finished"], work["finished"].max()]),
-        )
-        groups = sorted(work["group"].unique())
-        for group in groups:
-            theirs = served if len(groups) == 1 else served[served["rank"] == group]
-            mine = work[work["group"] == group]
-            heard = _Known.of(theirs, steps, looks, group).heard(mine["planned"].to_numpy(float))
-            launched = mine["launched"].to_numpy(float)
-            present = _present(theirs, mine)
-            for stage, (started, finished) in enumerate(_spans(mine)):
-                holes = _holes(started, finished, heard, launched, window)
-                parts.append(_parts(holes, stage, present).assign(group=int(group), stage=stage))
+    parts = [
+        _parts(one.holes, one.stage, one.present).assign(group=one.group, stage=one.stage)
+        for one in _stages(requests, steps, apart, looks)
+    ]
     columns = ["group", "stage", "begin", "end", "cause"]
     return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
 
 
-def _present(requests: pd.DataFrame, work: pd.DataFrame) -> _Intervals:
+class _Stage(NamedTuple):
+    group: int
+    stage: int
+    holes: _Holes
+    present: Intervals
     """When anybody was in the system, or a step in flight."""
+    busy: float
+
+
+def _stages(requests: pd.DataFrame, steps: pd.DataFrame, apart: pd.DataFrame, looks: pd.DataFrame) -> Iterator[_Stage]:
+    served = requests[requests["outcome"] != "rejected"]
+    work = apart[~apart["lane"].isin(COPY_LANES)]
+    if len(work) == 0:
+        return
+    window = min([*served["arrival"], work["launched"].min()]), max([*served["finished"], work["finished"].max()])
+    groups = sorted(work["group"].unique())
+    for group in groups:
+        theirs = served if len(groups) == 1 else served[served["rank"] == group]
+        mine = work[work["group"] == group]
+        heard = _Known.of(theirs, steps, looks, group).heard(mine["planned"].to_numpy(float))
+        present = _present(theirs, mine)
+        for stage, (started, finished) in enumerate(spans(mine)):
+            holes = _holes(started, finished, heard, mine["launched"].to_numpy(float), window)
+            busy = window[1] - window[0] - float((holes.end - holes.begin).sum())
+            yield _Stage(int(group), stage, holes, present, busy)
+
+
+def _present(requests: pd.DataFrame, work: pd.DataFrame) -> Intervals:
     return _union(
         np.concatenate([requests["arrival"].to_numpy(float), work["launched"].to_numpy(float)]),
         np.concatenate([requests["finished"].to_numpy(float), work["finished"].to_numpy(float)]),
     )
 
 
-def _parts(holes: _Holes, stage: int, present: _Intervals) -> pd.DataFrame:
+def _parts(holes: _Holes, stage: int, present: Intervals) -> pd.DataFrame:
     """Holes cut where their cause changes, and where somebody comes or the last one goes."""
     heard, launched = (np.clip(times, holes.begin, holes.end) for times in (holes.heard, holes.launched))
     edges = np.unique(np.concatenate([holes.begin, heard, launched, holes.end, present.begin, present.end]))
@@ -127,21 +132,7 @@ def shares(causes: pd.DataFrame) -> dict[str, float]:
     return {cause: float(totals[cause] / present) if present else 0.0 for cause in CAUSES if cause != "empty"}
 
 
-def _stages(
-    group: int, requests: pd.DataFrame, work: pd.DataFrame, heard: Array, window: tuple[float, float]
-) -> list[dict[str, float]]:
-    launched = work["launched"].to_numpy(float)
-    present = _present(requests, work)
-    rows = []
-    for stage, (started, finished) in enumerate(_spans(work)):
-        holes = _holes(started, finished, heard, launched, window)
-        seconds = _by_cause(holes, stage, present)
-        busy = window[1] - window[0] - float((holes.end - holes.begin).sum())
-        rows.append({"group": group, "stage": stage, "busy": busy} | seconds)
-    return rows
-
-
-def _spans(work: pd.DataFrame) -> list[tuple[Array, Array]]:
+def spans(work: pd.DataFrame) -> list[tuple[Array, Array]]:
     """Of each stage, when every step was there; of one stage where the trace tells of no more."""
     if not work["stage_started"].notna().any():
         return [(work["started"].to_numpy(float), work["finished"].to_numpy(float))]
@@ -156,7 +147,7 @@ def _holes(started: Array, finished: Array, heard: Array, launched: Array, windo
     return _Holes(begin, end, *(np.concatenate([times[order], [np.inf]]) for times in (heard, launched)))
 
 
-def _by_cause(holes: _Holes, stage: int, present: _Intervals) -> dict[str, float]:
+def _by_cause(holes: _Holes, stage: int, present: Intervals) -> dict[str, float]:
     heard, launched = (np.clip(times, holes.begin, holes.end) for times in (holes.heard, holes.launched))
     whole = present.within(holes.begin, holes.end)
     unready = present.within(holes.begin, heard)[:-1].sum()
@@ -212,8 +203,8 @@ class _Known(NamedTuple):
         return np.minimum(heard, planned)
 
 
-def _union(begins: Array, ends: Array) -> _Intervals:
+def _union(begins: Array, ends: Array) -> Intervals:
     order = np.argsort(begins, kind="stable")
     begins, until = begins[order], np.maximum.accumulate(ends[order])
     new = np.concatenate([[True], begins[1:] > until[:-1]])
-    return _Intervals(begins[new], until[np.concatenate([new[1:], [True]])])
+    return Intervals(begins[new], until[np.concatenate([new[1:], [True]])])

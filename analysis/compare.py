@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import lint
+from analysis.files import write_json
 from analysis.intervals import Statistic, interval
 from analysis.lint import LATENCIES, NEEDED, Run
 from analysis.tokens import Array
@@ -130,13 +131,18 @@ def _do(given: argparse.Namespace) -> int:
     a, b = lint.read(given.a), lint.read(given.b)
     paired = pairs(a, b)
     found = differences(paired)
-    print(told(a, b, paired, found))
+    findings = {"a": lint.lint(a), "b": lint.lint(b)}
+    print(told(a, b, paired, found, findings))
     if given.out:
-        _write(given.out, a, b, paired, found)
+        write_json(given.out, _data(a, b, paired, found, findings))
     return 0
 
 
-def told(a: Run, b: Run, paired: pd.DataFrame, found: list[Difference]) -> str:
+Findings = Mapping[str, Sequence[lint.Finding]]
+"""By side."""
+
+
+def told(a: Run, b: Run, paired: pd.DataFrame, found: Sequence[Difference], findings: Findings) -> str:
     """For a terminal."""
     lines = [f"A = {a.folder}", f"B = {b.folder}", f"{len(paired):,} requests finished in both", ""]
     lines.append(f"{'':11} {'A (ms)':>12} {'B (ms)':>12} {'B - A (ms)':>12}  {'95 % interval':25} change")
@@ -149,8 +155,8 @@ def told(a: Run, b: Run, paired: pd.DataFrame, found: list[Difference]) -> str:
         )
     for name, value in rates(a, b).items():
         lines.append(f"{name:11} {value[0]:12,.4g} {value[1]:12,.4g} {value[1] - value[0]:+12,.4g}")
-    for side, run in (("A", a), ("B", b)):
-        lines += [f"{side}: {finding}" for finding in lint.lint(run) if not finding.note]
+    for side, some in findings.items():
+        lines += [f"{side.upper()}: {finding}" for finding in some if not finding.note]
     return "\n".join(lines)
 
 
@@ -166,14 +172,12 @@ def rates(a: Run, b: Run) -> dict[str, tuple[float, float]]:
     }
 
 
-def _write(file: Path, a: Run, b: Run, paired: pd.DataFrame, found: list[Difference]) -> None:
-    content = {
+def _data(a: Run, b: Run, paired: pd.DataFrame, found: Sequence[Difference], findings: Findings) -> dict[str, Any]:
+    return {
         "a": str(a.folder),
         "b": str(b.folder),
         "requests": len(paired),
         "differences": [asdict(one) | {"change": one.change, "verdict": one.verdict} for one in found],
         "rates": rates(a, b),
-        "findings": {side: [asdict(one) for one in lint.lint(run)] for side, run in (("a", a), ("b", b))},
+        "findings": {side: [asdict(one) for one in some] for side, some in findings.items()},
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Confidence intervals over requests that are not independent: neighbours share a queue, so blocks of them are drawn.
+"""Confidence intervals: over runs of several seeds, which are independent; and over requests, which are not: neighbours
+share a queue, so blocks of them are drawn.
 
 Source: the moving-block bootstrap (Kunsch, "The jackknife and the bootstrap for general stationary observations",
 Annals of Statistics 17(3), 1989).
@@ -6,7 +7,10 @@ Annals of Statistics 17(3), 1989).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import isfinite, nan, sqrt
+from statistics import mean as average
+from statistics import stdev
 
 import numpy as np
 
@@ -40,7 +44,7 @@ def interval(values: Array, of: Statistic = mean, level: float = LEVEL) -> tuple
     values = np.asarray(values, dtype=float)
     count = len(values)
     if count < 2:
-        return float("nan"), float("nan")
+        return nan, nan
     length = max(round(count ** (1 / 3)), 1)
     rng = np.random.default_rng(0)
     within, found = np.arange(length), []
@@ -52,3 +56,13 @@ def interval(values: Array, of: Statistic = mean, level: float = LEVEL) -> tuple
         found.append(of(values[places]))
     low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def over_seeds(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """Of a mean of independent values, by Student's t; (nan, nan) of fewer than two, or where one is not finite."""
+    if len(values) < 2 or not all(map(isfinite, values)):
+        return nan, nan
+    from scipy.stats import t as student  # of an extra
+
+    half = float(student.ppf((1 + level) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    return average(values) - half, average(values) + half

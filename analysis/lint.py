@@ -6,8 +6,7 @@ Each check looks at the trace, says in a line what is wrong and what to do, and 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pandas as pd
 import yaml  # type: ignore[import-untyped]
 
+from analysis.files import write_json
 from analysis.intervals import Statistic, interval, mean, quantile
 from analysis.metrics import latencies
 from analysis.tokens import Array
@@ -313,10 +313,5 @@ def _do(given: argparse.Namespace) -> int:
             )
         told.append({"run": str(folder), "findings": [asdict(one) for one in findings], "intervals": rows})
     if given.out:
-        _write(given.out, told)
+        write_json(given.out, told)
     return 0 if clean else 1
-
-
-def _write(file: Path, content: Sequence[Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

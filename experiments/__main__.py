@@ -14,7 +14,7 @@ from experiments import bubbles, points, run
 from experiments.capacity import command as capacity
 from experiments.cards import command as cards
 from experiments.counterfactual import command as counterfactual
-from experiments.errors import explain
+from experiments.errors import carried_out, explain
 from experiments.fidelity import command as fidelity
 from experiments.mutants import command as mutants
 from experiments.parity import prove
@@ -63,17 +63,16 @@ def _resume(folder: Path) -> int:
 
 
 def _parity(run_dir: Path) -> int:
+    return carried_out(lambda: _proved(run_dir), resumes=False)
+
+
+def _proved(run_dir: Path) -> int:
     try:
         with waiting(f"{run_dir}: replaying"):
             report = prove(run_dir)
     except Divergence as divergence:
         print(f"{run_dir}: NOT identical: {divergence}", flush=True)
         return 1
-    except Exception as error:
-        if (line := explain(error)) is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
     print(f"{run_dir}: {report}", flush=True)
     return 0
 

@@ -67,6 +67,25 @@ def tell(error: BaseException) -> Told:
     return Told(said, "".join(format_exception(error)), BUG)
 
 
+def carried_out(do: Callable[[], int], resumes: bool = True) -> int:
+    """A command's exit code: its own, or that of what the user can mend (2), told in one line.
+
+    `resumes`: the same command goes on after an interrupt (130); else an interrupt is no matter of ours.
+    """
+    try:
+        return do()
+    except KeyboardInterrupt:
+        if not resumes:
+            raise
+        print("interrupted: the same command goes on", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if (line := explain(error)) is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        return MEND
+
+
 def _is_users(frame: FrameSummary) -> bool:
     """Of a file that neither belongs to this repository's packages nor is installed."""
     path = frame.filename

@@ -50,7 +50,7 @@ def execute(config: DictConfig, title: str = "", shown: Shown = meter) -> Summar
     parts = build(wanted)
     try:
         _claim(run_dir)
-        _describe(run_dir, config, parts)
+        describe(run_dir, config, parts)
         _tell_cap(wanted, parts)
         _serve(run_dir, parts, shown(title or run_dir.name))
     finally:
@@ -87,7 +87,7 @@ def _unwritable(folder: Path, error: OSError) -> SettingError:
     return SettingError(f"run_dir={folder}: {error.strerror}; choose a folder that you may write to")
 
 
-def _describe(run_dir: Path, config: DictConfig, parts: Parts) -> None:
+def describe(run_dir: Path, config: DictConfig, parts: Parts) -> None:
     """What the run is, written before it begins: a killed run is still readable."""
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
     description = provenance.facts() | {
@@ -133,10 +133,11 @@ def _serve(run_dir: Path, parts: Parts, shown: AbstractContextManager[Meter]) ->
         raise
     finally:
         spent = {"wall": perf_counter() - wall, "cpu": process_time() - cpu}
-        _amend(run_dir, {"spent": spent, "ended": ended})
+        amend(run_dir, {"spent": spent, "ended": ended})
 
 
-def _amend(run_dir: Path, more: Mapping[str, Any]) -> None:
+def amend(run_dir: Path, more: Mapping[str, Any]) -> None:
+    """What is known of a run only later."""
     file = run_dir / "run.json"
     provenance.write(file, json.loads(file.read_text(encoding="utf-8")) | dict(more))
 

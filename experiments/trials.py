@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from analysis import lint
 from experiments import run
 from experiments.composing import composed
-from experiments.errors import explain, tell
+from experiments.errors import tell
 from experiments.settings import SettingError
 from experiments.workers import Ended, Line, Pool, Told, cores, method
 
@@ -100,8 +100,7 @@ def _measure(all_of_them: Sequence[Overrides], number: int, line: Line) -> None:
     try:
         line.tell(_figures(overrides))
     except Exception as error:  # noqa: BLE001
-        problem = explain(error) or str(tell(error))
-        line.tell({"overrides": overrides, "summary": {}, "grows": False, "problem": problem})
+        line.tell({"overrides": overrides, "summary": {}, "grows": False, "problem": str(tell(error))})
 
 
 def _figures(overrides: Overrides) -> dict[str, Any]:

@@ -6,8 +6,8 @@ when it ends. Times are seconds since the run began, lengths are tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +155,12 @@ class _Table:
         self.rows.clear()
 
     def _arrays(self) -> list[pa.Array]:
-        columns = zip(*self.rows, strict=True)
+        columns = zip(*self._values(), strict=True)
         return [array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
+
+    def _values(self) -> Iterable[tuple[Any, ...]]:
+        """Rows as the schema has them."""
+        return self.rows
 
     def close(self) -> None:
         self.flush()
@@ -190,9 +194,8 @@ class _Slices(_Table):
 class _Steps(_Table):
     """Rows are made of what came back when they are written: then the device has work, and nobody waits for them."""
 
-    def _arrays(self) -> list[pa.Array]:
-        columns = zip(*(_step_row(*row) for row in self.rows), strict=True)
-        return [array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
+    def _values(self) -> Iterable[tuple[Any, ...]]:
+        return starmap(_step_row, self.rows)
 
 
 _KINDS = {"steps": _Steps, "slices": _Slices}

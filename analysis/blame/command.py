@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -12,6 +11,7 @@ from typing import Any
 
 from analysis.blame.account import CAUSES, Segment, Trace, account, culprits, read, sums
 from analysis.blame.page import page
+from analysis.files import write, write_json
 
 METRICS = ("ttft", "tpot", "e2el")
 HELP = """\
@@ -75,9 +75,9 @@ def _do(given: argparse.Namespace) -> int:
     if len(found) > 1:
         print(f"\n{_together(found)}")
     if given.json:
-        _write(given.json, json.dumps([_data(one) for one in found], indent=1) + "\n")
+        write_json(given.json, [_data(one) for one in found])
     if given.html:
-        _write(given.html, page(run.folder, found))
+        write(given.html, page(run.folder, found))
         print(f"\nPage: {given.html}")
     return 0
 
@@ -145,8 +145,3 @@ def _data(one: Told) -> dict[str, Any]:
         "parts": [{"cause": cause, "to_first_token": before, "after": after} for cause, before, after in one.parts()],
         "segments": [segment._asdict() for segment in one.segments],
     }
-
-
-def _write(file: Path, content: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(content, encoding="utf-8")

@@ -88,17 +88,17 @@ def _bars(segments: Sequence[Segment], least: float) -> Iterator[Segment]:
     """Segments for drawing: at most a few for each pixel, whatever the request's length."""
     held: list[Segment] = []
     for one in segments:
-        if held and (one.cause != held[-1].cause and one.end - held[0].begin > least):
-            yield from _merged(held, least)
+        if held and one.cause != held[-1].cause and one.end - held[0].begin > least:
+            yield _merged(held)
             held = []
         held.append(one)
     if held:
-        yield from _merged(held, least)
+        yield _merged(held)
 
 
-def _merged(held: Sequence[Segment], least: float) -> Iterator[Segment]:
+def _merged(held: Sequence[Segment]) -> Segment:
     """One bar, of the cause that took most of it."""
     seconds: dict[str, float] = {}
     for one in held:
         seconds[one.cause] = seconds.get(one.cause, 0.0) + one.seconds
-    yield Segment(held[0].begin, held[-1].end, max(seconds, key=lambda cause: seconds[cause]))
+    return Segment(held[0].begin, held[-1].end, max(seconds, key=lambda cause: seconds[cause]))

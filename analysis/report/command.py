@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from analysis.files import write
 from analysis.report.data import labels, read, runs_of
 from analysis.report.page import page
 
@@ -42,9 +43,8 @@ def _do(given: argparse.Namespace) -> int:
     whole = len(folders) == 1
     runs = [read(folder, name, whole) for folder, name in zip(folders, names, strict=True)]
     out: Path = given.out or given.folders[0] / "report.html"
-    out.parent.mkdir(parents=True, exist_ok=True)
     title = f"{given.folders[0].resolve().name}" if len(given.folders) == 1 else f"{len(folders)} runs"
     content = page(title, runs)
-    out.write_text(content, encoding="utf-8")
+    write(out, content)
     print(f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}, {len(content) / 1e6:.1f} MB; open it in a browser")
     return 0

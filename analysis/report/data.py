@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import curves, lint
-from analysis.bubbles import idle_parts
+from analysis import bubbles, curves, lint
 from analysis.metrics import Tables, latencies, load, summarize
 from analysis.occupancy import COPY_LANES
 from analysis.repetitions import apart
@@ -131,7 +130,7 @@ def _stages(tables: Tables) -> list[dict[str, Any]]:
     work = tables.repetitions[~tables.repetitions["lane"].isin(COPY_LANES)]
     if not len(work):
         return []
-    idle = idle_parts(tables.requests, tables.steps, tables.repetitions, tables.looks)
+    idle = bubbles.idle_parts(tables.requests, tables.steps, tables.repetitions, tables.looks)
     edges = np.linspace(min(work["planned"].min(), idle["begin"].min()), work["finished"].max(), COLUMNS + 1)
     found = []
     for (group, stage), spans in _spans(work).items():
@@ -173,38 +172,29 @@ def _micro(seconds: float) -> float:
 
 def _spans(work: pd.DataFrame) -> dict[tuple[int, int], pd.DataFrame]:
     """Steps on each stage: begin, end, kind, step, prefill and decode tokens."""
-    staged = work["stage_started"].notna().any()
-    stages = len(work.loc[work["stage_started"].notna(), "stage_started"].iloc[0]) if staged else 1
     kind = np.where(work["prefill_tokens"] == 0, "decode", np.where(work["decode_tokens"] == 0, "prefill", "mixed"))
+    rows = pd.DataFrame(
+        {
+            "kind": kind,
+            "step": work["step"].to_numpy(),
+            "prefill": work["prefill_tokens"].to_numpy(),
+            "decode": work["decode_tokens"].to_numpy(),
+        }
+    )
     found = {}
-    for stage in range(stages):
-        begin = np.stack(work["stage_started"].to_numpy())[:, stage] if staged else work["started"].to_numpy()
-        end = np.stack(work["stage_finished"].to_numpy())[:, stage] if staged else work["finished"].to_numpy()
-        rows = pd.DataFrame(
-            {
-                "begin": begin, "end": end, "kind": kind, "step": work["step"].to_numpy(),
-                "prefill": work["prefill_tokens"].to_numpy(), "decode": work["decode_tokens"].to_numpy(),
-            }
-        )  # fmt: skip
+    for stage, (begin, end) in enumerate(bubbles.spans(work)):
         for group in sorted(work["group"].unique()):
-            mine = rows[(work["group"] == group).to_numpy()]
+            mine = rows.assign(begin=begin, end=end)[(work["group"] == group).to_numpy()]
             found[int(group), stage] = mine.sort_values("begin", kind="stable")
     return found
 
 
 def _covered(begin: pd.Series, end: pd.Series, edges: Array) -> Array:
-    """The share of each column that disjoint stretches cover."""
+    """The share of each column that stretches cover."""
     if not len(begin):
         return np.zeros(len(edges) - 1)
-    starts, ends = np.sort(begin.to_numpy(float)), np.sort(end.to_numpy(float))
-    lengths = np.concatenate([[0.0], np.cumsum(np.maximum(ends - starts, 0.0))])
-    place = np.searchsorted(starts, edges, side="right")
-    last = np.maximum(place - 1, 0)
-    until = np.where(
-        place > 0, lengths[last] + np.clip(edges - starts[last], 0.0, np.maximum(ends - starts, 0.0)[last]), 0.0
-    )
-    found: Array = np.diff(until) / np.diff(edges)
-    return np.clip(found, 0.0, 1.0)
+    stretches = bubbles.Intervals(np.sort(begin.to_numpy(float)), np.sort(end.to_numpy(float)))
+    return np.clip(stretches.within(edges[:-1], edges[1:]) / np.diff(edges), 0.0, 1.0)
 
 
 # --- sweeps

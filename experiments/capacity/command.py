@@ -9,11 +9,12 @@ from dataclasses import asdict
 from math import inf, isfinite, isnan
 from pathlib import Path
 
+from analysis.intervals import over_seeds
 from experiments import provenance
-from experiments.capacity.find import Capacity, find, interval
+from experiments.capacity.find import Capacity, find
 from experiments.capacity.objectives import Objective, objective
 from experiments.composing import composed
-from experiments.errors import explain
+from experiments.errors import carried_out
 from experiments.settings import SettingError
 from experiments.trials import Overrides, Trials
 
@@ -73,22 +74,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def obey(given: argparse.Namespace, more: Sequence[str]) -> int:
     """0: done. 2: something to mend. 130: interrupted."""
-    try:
-        if words := [word for word in more if word != "--"]:
-            raise SettingError(f"{words[0]}: not known here; overrides go behind --all or --each")
-        _search(given)
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
-        return 130
-    except Exception as error:
-        if (line := explain(error)) is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
-    return 0
+    return carried_out(lambda: _search(given, more))
 
 
-def _search(given: argparse.Namespace) -> None:
+def _search(given: argparse.Namespace, more: Sequence[str]) -> int:
+    if words := [word for word in more if word != "--"]:
+        raise SettingError(f"{words[0]}: not known here; overrides go behind --all or --each")
     objectives = tuple(map(objective, given.slo))
     if given.seeds < 1:
         raise SettingError(f"--seeds {given.seeds} must be at least 1")
@@ -108,6 +99,7 @@ def _search(given: argparse.Namespace) -> None:
     _keep(given.out / "capacity.json", found, objectives, given)
     print(told(found, objectives))
     print(f"{len(trials)} runs; kept in {given.out}")
+    return 0
 
 
 def _check(overrides: Overrides) -> None:
@@ -146,7 +138,7 @@ def _against(one: Capacity, first: Capacity) -> str:
     ratios = [one.by_seed[seed] / rate for seed, rate in first.by_seed.items()]
     if not all(map(isfinite, ratios)):
         return "-"
-    low, high = interval(ratios)
+    low, high = over_seeds(ratios)
     bounds = "" if isnan(low) else f" [{low:.3f}, {high:.3f}]"
     return f"x {sum(ratios) / len(ratios):.3f}{bounds}"
 

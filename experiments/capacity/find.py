@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan, sqrt
-from statistics import mean, stdev
+from statistics import mean
 
+from analysis.intervals import over_seeds
 from experiments.capacity.objectives import Objective, missed
 from experiments.capacity.search import Search
 from experiments.settings import SettingError
@@ -32,17 +32,7 @@ class Capacity:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % of the mean over seeds, by Student's t; (nan, nan) of fewer than two."""
-        return interval(list(self.by_seed.values()))
-
-
-def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Of a mean of independent values; (nan, nan) of fewer than two, or where one is not finite."""
-    if len(values) < 2 or not all(map(isfinite, values)):
-        return nan, nan
-    from scipy.stats import t as student  # of an extra
-
-    half = float(student.ppf((1 + level) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
-    return mean(values) - half, mean(values) + half
+        return over_seeds(list(self.by_seed.values()))
 
 
 def find(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isnan, nan
 from statistics import mean
 
-from experiments.capacity.find import interval
+from analysis.intervals import over_seeds
 from experiments.composing import composed
 from experiments.settings import SettingError
 from experiments.trials import Overrides, Trial, Trials
@@ -58,7 +58,7 @@ class Results:
         """`arm` over `other`, seed by seed."""
         pairs = [(self.value(arm, load, seed, key), self.value(other, load, seed, key)) for seed in self.seeds]
         ratios = tuple(one / two if two else nan for one, two in pairs)
-        return Effect(mean(ratios), *interval(ratios), ratios)
+        return Effect(mean(ratios), *over_seeds(ratios), ratios)
 
     def best(self, arms: Sequence[str], load: str, key: str, more: bool = False) -> str:
         """The arm with the least (or `more`) of a figure, on average over seeds."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from experiments.cards import gllm_sc25
 from experiments.cards.card import NOT, PARTLY, REPRODUCED, SEEDS, UNTESTABLE, Card, Finding, Results, results
 from experiments.cards.page import markdown, page
 from experiments.conformance import shown
-from experiments.errors import explain
+from experiments.errors import carried_out
 from experiments.settings import SettingError
 from experiments.trials import Trials
 
@@ -53,25 +52,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _obey(given: argparse.Namespace, more: Sequence[str]) -> int:
     """0: done, whatever the verdicts. 2: something to mend. 130: interrupted."""
-    try:
-        given.do_card(given, more)
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
-        return 130
-    except Exception as error:
-        if (line := explain(error)) is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
+    return carried_out(lambda: given.do_card(given, more))
+
+
+def _list(given: argparse.Namespace, more: Sequence[str]) -> int:
+    for card in CARDS.values():
+        print(f"{card.name:14} {card.title}; {len(card.claims)} claims\n{'':14} {card.source}")
     return 0
 
 
-def _list(given: argparse.Namespace, more: Sequence[str]) -> None:
-    for card in CARDS.values():
-        print(f"{card.name:14} {card.title}; {len(card.claims)} claims\n{'':14} {card.source}")
-
-
-def _run(given: argparse.Namespace, more: Sequence[str]) -> None:
+def _run(given: argparse.Namespace, more: Sequence[str]) -> int:
     card = CARDS.get(given.card)
     if card is None:
         raise SettingError(f"{given.card}: no such card; there are: {', '.join(CARDS)}")
@@ -92,6 +82,7 @@ def _run(given: argparse.Namespace, more: Sequence[str]) -> None:
     (out / "card.html").write_text(page(card, found, findings, given.small), encoding="utf-8")
     print(told(card, findings))
     print(f"\n{len(trials)} runs. Page: {out / 'card.html'}")
+    return 0
 
 
 def told(card: Card, findings: Sequence[Finding]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isnan
@@ -15,7 +14,7 @@ from omegaconf import OmegaConf
 from experiments import provenance
 from experiments.counterfactual import report
 from experiments.counterfactual.play import Played, Recorded, play, policy_of, recorded
-from experiments.errors import explain
+from experiments.errors import carried_out
 from experiments.progress import meter
 from experiments.settings import SettingError
 from playground.trace import read
@@ -56,19 +55,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def obey(given: argparse.Namespace, more: Sequence[str]) -> int:
     """0: done. 2: something to mend."""
-    try:
-        if more:
-            raise SettingError(f"{more[0]}: not known here; see --help")
-        _compare(given)
-    except Exception as error:
-        if (line := explain(error)) is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
-    return 0
+    return carried_out(lambda: _compare(given, more), resumes=False)
 
 
-def _compare(given: argparse.Namespace) -> None:
+def _compare(given: argparse.Namespace, more: Sequence[str]) -> int:
+    if more:
+        raise SettingError(f"{more[0]}: not known here; see --help")
     run = recorded(given.run_dir, _cost(given.cost))
     at = _step(given, run)
     other = policy_of(run.config, given.policy)
@@ -78,6 +70,7 @@ def _compare(given: argparse.Namespace) -> None:
     same = play(run, run.config.policy, at, out / "simulated", "the recorded policy, simulated", meter)
     found = play(run, other, at, out / "other", "the other policy", meter)
     _report(run, at, out, same, found)
+    return 0
 
 
 def _cost(words: Sequence[str]) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from experiments.build import Parts, build, make, objectives, scheduler, setting
 from experiments.composing import composed
 from experiments.fidelity.twin import twin_of
 from experiments.progress import Shown, Watched
+from experiments.run import amend, describe
 from experiments.settings import SettingError, read
 from playground.check.branch import Branch, Spliced, Switch, lanes_of
 from playground.check.parity import Divergence
@@ -37,7 +38,6 @@ class Recorded:
     folder: Path
     recording: Recording
     config: DictConfig
-    described: Mapping[str, Any]
 
     @property
     def steps(self) -> int:
@@ -71,7 +71,7 @@ def recorded(folder: Path, cost: Sequence[str] = ()) -> Recorded:
         raise SettingError(f"{folder}: the run did not come to its end")
     if extra := lanes_of(recording) - {MAIN}:
         raise SettingError(f"{folder}: lanes that share a device ({', '.join(sorted(extra))}) cannot be continued")
-    return Recorded(folder, recording, config, described)
+    return Recorded(folder, recording, config)
 
 
 def policy_of(config: DictConfig, words: Sequence[str]) -> Any:
@@ -110,24 +110,15 @@ def play(run: Recorded, policy: Any, at: int, folder: Path, title: str, shown: S
     switch = Switch(before, after)
     config.policy = policy
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
-    description = provenance.facts() | {
-        "backend": "SimBackend",
-        "policy": OmegaConf.to_container(policy, resolve=True),
-        "device": parts.device,
-        "model": run.described.get("model"),
-        "seed": settings.seed,
-        "spec": asdict(backend.spec),
-        "counterfactual": {"of": str(run.folder), "from_step": at},
-    }
-    provenance.write(folder / "run.json", description)
+    describe(folder, config, parts)
+    amend(folder, {"counterfactual": {"of": str(run.folder), "from_step": at}})
     with Trace(folder) as trace, shown(title) as meter:
         branch = Branch(run.recording, backend, Watched(parts.source, meter), switch, at, trace)
         try:
             branch.serve(scheduler(settings, backend.spec, switch))
         except Divergence as error:
             raise SettingError(f"{run.folder}: before step {at} it cannot be played again: {error.what}") from error
-    provenance.write(folder / "run.json", description | {"ended": "completed"})
+    amend(folder, {"ended": "completed"})
     provenance.write(folder / "summary.json", summarize(tables_of(folder), objectives(settings)))
     instant = branch.instant
     if instant is None:

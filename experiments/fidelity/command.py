@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from math import inf
 from pathlib import Path
 
-from experiments.errors import explain, tell
+from experiments.errors import carried_out, tell
 from experiments.fidelity import guard, hardware, plan
 from experiments.fidelity.hardware import Served
 from experiments.fidelity.plan import Point
@@ -77,16 +77,7 @@ def obey(given: argparse.Namespace, more: Sequence[str]) -> int:
 
     `more`: words that the parser left over, since options stood before them.
     """
-    try:
-        return int(given.fidelity(given, [*given.words, *more]))
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
-        return 130
-    except Exception as error:
-        if (line := explain(error)) is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
+    return carried_out(lambda: int(given.fidelity(given, [*given.words, *more])))
 
 
 def _run(given: argparse.Namespace, words: Sequence[str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -59,12 +58,7 @@ def _keep(results: Sequence[Result], given: argparse.Namespace) -> None:
     ordered = sorted(results, key=lambda one: (one.module, one.line, one.kind, one.before))
     about = {name: getattr(given, name) for name in ("of", "count", "each", "seed")}
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = given.out.with_suffix(".part")
-    partial.write_text(
-        json.dumps({**about, **provenance.facts(), "mutants": [asdict(one) for one in ordered]}, indent=1) + "\n",
-        encoding="utf-8",
-    )
-    partial.rename(given.out)
+    provenance.write(given.out, {**about, **provenance.facts(), "mutants": [asdict(one) for one in ordered]})
 
 
 def told(results: Sequence[Result]) -> str:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.intervals import over_seeds
 from experiments.__main__ import main
-from experiments.capacity.find import find, interval
+from experiments.capacity.find import find
 from experiments.capacity.objectives import missed, objective
 from experiments.capacity.search import STEPS, Search
 from experiments.settings import SettingError
@@ -80,8 +81,8 @@ def test_wrong_objectives_are_named(word):
 
 def test_an_interval_by_hand():
     """Of 1, 2, 3: mean 2, standard error 1/sqrt(3), t of two degrees of freedom 4.3027."""
-    assert interval([1, 2, 3]) == pytest.approx((2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5), rel=1e-4)
-    assert all(value != value for value in interval([1]))
+    assert over_seeds([1, 2, 3]) == pytest.approx((2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5), rel=1e-4)
+    assert all(value != value for value in over_seeds([1]))
 
 
 # --- trials
