@@ -11,18 +11,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments import bubbles, points, run
+from experiments.adversary import command as adversary
 from experiments.capacity import command as capacity
 from experiments.cards import command as cards
 from experiments.counterfactual import command as counterfactual
 from experiments.errors import carried_out, explain
+from experiments.evaluate import command as evaluate
 from experiments.fidelity import command as fidelity
 from experiments.mutants import command as mutants
 from experiments.parity import prove
 from experiments.progress import waiting
+from experiments.regimes import command as regimes
+from experiments.regret import command as regret
 from experiments.settings import SettingError
 from playground.check.parity import Divergence
 
-COMMANDS = (cards, capacity, counterfactual, fidelity, mutants)
+COMMANDS = (cards, capacity, counterfactual, fidelity, mutants, regret, evaluate, adversary, regimes)
 PARITY = (
     "Replay runs through the simulator and compare every decision: those of backend=engine and backend=costed, and "
     "simulated ones made with backend.skip_ahead=false."

@@ -70,14 +70,12 @@ def tell(error: BaseException) -> Told:
 def carried_out(do: Callable[[], int], resumes: bool = True) -> int:
     """A command's exit code: its own, or that of what the user can mend (2), told in one line.
 
-    `resumes`: the same command goes on after an interrupt (130); else an interrupt is no matter of ours.
+    `resumes`: the same command goes on after an interrupt (130).
     """
     try:
         return do()
     except KeyboardInterrupt:
-        if not resumes:
-            raise
-        print("interrupted: the same command goes on", file=sys.stderr)
+        print("interrupted: the same command goes on" if resumes else "interrupted", file=sys.stderr)
         return 130
     except Exception as error:
         if (line := explain(error)) is None:

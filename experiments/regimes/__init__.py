@@ -1,0 +1,1 @@
+"""Which policy wins where, and where nothing differs: `python -m experiments regimes`."""
