@@ -92,14 +92,14 @@ def _stages(requests: pd.DataFrame, steps: pd.DataFrame, apart: pd.DataFrame, lo
         theirs = served if len(groups) == 1 else served[served["rank"] == group]
         mine = work[work["group"] == group]
         heard = _Known.of(theirs, steps, looks, group).heard(mine["planned"].to_numpy(float))
-        present = _present(theirs, mine)
+        present = presence(theirs, mine)
         for stage, (started, finished) in enumerate(spans(mine)):
             holes = _holes(started, finished, heard, mine["launched"].to_numpy(float), window)
             busy = window[1] - window[0] - float((holes.end - holes.begin).sum())
             yield _Stage(int(group), stage, holes, present, busy)
 
 
-def _present(requests: pd.DataFrame, work: pd.DataFrame) -> Intervals:
+def presence(requests: pd.DataFrame, work: pd.DataFrame) -> Intervals:
     return _union(
         np.concatenate([requests["arrival"].to_numpy(float), work["launched"].to_numpy(float)]),
         np.concatenate([requests["finished"].to_numpy(float), work["finished"].to_numpy(float)]),

@@ -6,7 +6,7 @@ Each check looks at the trace, says in a line what is wrong and what to do, and 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -256,16 +256,20 @@ CHECKS: tuple[Callable[[Run], list[Finding]], ...] = (
 # --- intervals
 
 
-def intervals(run: Run) -> list[dict[str, Any]]:
+STATISTICS: Mapping[str, Statistic] = {"mean": mean} | {f"p{q}": quantile(q) for q in NEEDED}
+
+
+def intervals(run: Run, statistics: Collection[str] = tuple(STATISTICS)) -> list[dict[str, Any]]:
     """Mean, P50, P90 and P99 of each latency in seconds, with 95 % intervals; percentiles only of enough requests."""
     rows = []
     for name in LATENCIES:
         values = run.served[name].dropna().to_numpy()
         if len(values) < 2:
             continue
-        statistics: dict[str, Statistic] = {"mean": mean}
-        statistics |= {f"p{q}": quantile(q) for q, needed in NEEDED.items() if len(values) >= needed}
-        for statistic, of in statistics.items():
+        short = {f"p{q}" for q, needed in NEEDED.items() if len(values) < needed}
+        for statistic, of in STATISTICS.items():
+            if statistic in short or statistic not in statistics:
+                continue
             low, high = interval(values, of)
             value = float(of(values[None])[0])
             rows.append({"metric": name, "statistic": statistic, "value": value, "low": low, "high": high})

@@ -84,8 +84,12 @@ class Trace:
     """When each lost its KV."""
     group_of: Mapping[int, int] = field(repr=False)
     """By rank."""
+    rank_of: Mapping[int, int] = field(repr=False)
+    lockstep: bool
+    blocks: int
     block_size: int
     max_seqs: int
+    """Blocks and sequences: of each rank."""
 
     @cached_property
     def planned(self) -> dict[int, list[float]]:
@@ -125,15 +129,32 @@ class Trace:
         order = np.argsort(steps, kind="stable")
         return order, steps[order]
 
-    def holders(self, step: int, id: int, most: int = 5) -> tuple[tuple[int, float], ...]:
-        """Others that a step computed and whose KV was largest, by their share of the KV of all of it."""
+    def _tokens(self, step: int, rank: int) -> pd.Series[int]:
+        """Of each sequence in a step: how many it has KV of. Of ranks in lockstep only this one's."""
         order, steps = self._order
         begin, end = np.searchsorted(steps, [step, step + 1])
         rows = self.slices.iloc[order[begin:end]]
-        tokens = (rows["start"] + rows["length"]).groupby(rows["sequence"]).max()
+        if self.lockstep:
+            rows = rows[rows["rank"] == rank]
+        return (rows["start"] + rows["length"]).groupby(rows["sequence"]).max()
+
+    def holders(self, step: int, id: int, most: int = 5) -> tuple[tuple[int, float], ...]:
+        """Others that a step computed and whose KV was largest, by their share of the KV of all of it."""
+        tokens = self._tokens(step, self.rank_of.get(id, 0))
         tokens = tokens[tokens.index != id].sort_values(ascending=False, kind="stable")
         total = float(tokens.sum())
         return tuple((int(one), float(held) / total) for one, held in tokens.head(most).items()) if total else ()
+
+    def crowd(self, row: Any, rank: int) -> tuple[int, int]:
+        """(sequences that run, blocks free) after a step was planned.
+
+        Of ranks in lockstep a trace has sums only: there it is what the step shows of this one, at least so many
+        sequences and at most so many blocks.
+        """
+        if not self.lockstep:
+            return int(row.running), int(row.blocks_free)
+        tokens = self._tokens(row.step, rank)
+        return len(tokens), self.blocks - int((-(-tokens // self.block_size)).sum())
 
     @cached_property
     def prefills(self) -> dict[int, tuple[tuple[int, int], ...]]:
@@ -206,6 +227,9 @@ def read(folder: Path) -> Trace:
         slices,
         lost,
         {rank: 0 if spec["lockstep"] else rank for rank in range(spec["ranks"])},
+        {int(id): int(rank) for id, rank in requests["rank"].dropna().items()},
+        spec["lockstep"] and spec["ranks"] > 1,
+        spec["blocks"],
         spec["block_size"],
         spec["max_seqs"],
     )
@@ -297,11 +321,14 @@ def _waiting(run: Trace, id: int, group: int, begin: float, end: float, reached:
 
 def _reason(run: Trace, id: int, row: Any, needed: int) -> str:
     """Of a step that was planned without it while it waited; `needed`: blocks."""
-    if row.running >= run.max_seqs:
+    rank = run.rank_of.get(id, 0)
+    running, free = run.crowd(row, rank)
+    if running >= run.max_seqs:
         return "seats"
-    if row.blocks_free < needed:
+    if free < needed:
         return "memory"
-    if any(sequence != id for sequence, _ in run.prefills.get(row.step, ())):
+    others = [other for other, _ in run.prefills.get(row.step, ()) if other != id]
+    if any(not run.lockstep or run.rank_of.get(other) == rank for other in others):
         return "other prompts"
     return "held back"
 
@@ -370,4 +397,13 @@ def culprits(segments: Sequence[Segment], cause: str, most: int = 3) -> list[tup
         if one.cause == cause:
             for id, weight in one.others:
                 found[id] = found.get(id, 0.0) + weight * one.seconds
+    return sorted(found.items(), key=lambda item: (-item[1], item[0]))[:most]
+
+
+def longest(segments: Sequence[Segment], cause: str, most: int = 3) -> list[tuple[int, float]]:
+    """Steps in which it was so, with seconds, the longest first."""
+    found: dict[int, float] = {}
+    for one in segments:
+        if one.cause == cause and one.step is not None:
+            found[one.step] = found.get(one.step, 0.0) + one.seconds
     return sorted(found.items(), key=lambda item: (-item[1], item[0]))[:most]

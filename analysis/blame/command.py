@@ -9,11 +9,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from analysis.blame.account import CAUSES, Segment, Trace, account, culprits, read, sums
+from analysis.blame.account import CAUSES, Segment, Trace, account, culprits, longest, read, sums
 from analysis.blame.page import page
 from analysis.files import write, write_json
 
 METRICS = ("ttft", "tpot", "e2el")
+DATA = 10
+"""Requests and steps that a file names for each cause."""
 HELP = """\
 Where a request's time went, and whose doing it was. Every moment from its arrival to its end has one cause, so that
 the parts sum to what was measured: waiting (and why it was not let in: other prompts, memory, seats, the queue, the
@@ -48,6 +50,14 @@ class Told:
             (cause, before.get(cause, 0.0), after.get(cause, 0.0)) for cause in CAUSES if cause in {**before, **after}
         ]
 
+    def whose(self, cause: str) -> str:
+        """The requests that took most of it; empty if it was nobody's doing."""
+        return ", ".join(f"{id} ({seconds * 1e3:,.1f} ms)" for id, seconds in culprits(self.segments, cause))
+
+    def where(self, cause: str) -> str:
+        """The steps that took most of it."""
+        return ", ".join(str(step) for step, _ in longest(self.segments, cause))
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
@@ -72,12 +82,12 @@ def _do(given: argparse.Namespace) -> int:
     run = read(given.run)
     found = [_told(run, id, given.metric) for id in _chosen(run, given)]
     print("\n\n".join(_shown(one) for one in found))
-    if len(found) > 1:
-        print(f"\n{_together(found)}")
+    if together := _together(found):
+        print(f"\n{together}")
     if given.json:
         write_json(given.json, [_data(one) for one in found])
     if given.html:
-        write(given.html, page(run.folder, found))
+        write(given.html, page(run.folder, found, together))
         print(f"\nPage: {given.html}")
     return 0
 
@@ -106,13 +116,14 @@ def _shown(one: Told) -> str:
     lines = [
         f"request {one.id}: came at {row['arrival']:.3f} s, {tokens}, {row['outcome']}{times}; {', '.join(told)}; "
         f"slower than {one.rank:.0%}",
-        f"  {'':15} {'to 1st token':>13} {'after':>11} {'share':>6}  whose doing",
+        f"  {'':15} {'to 1st token':>13} {'after':>11} {'share':>6}  {'most in steps':22} whose doing",
     ]
     whole = float(row["e2el"])
     for cause, before, after in one.parts():
-        who = ", ".join(f"{id} ({seconds * 1e3:,.1f} ms)" for id, seconds in culprits(one.segments, cause))
+        who = one.whose(cause)
         lines.append(
-            f"  {cause:15} {_ms(before):>13} {_ms(after):>11} {(before + after) / whole:>6.1%}  {who or CAUSES[cause]}"
+            f"  {cause:15} {_ms(before):>13} {_ms(after):>11} {(before + after) / whole:>6.1%}  "
+            f"{one.where(cause):22} {who or CAUSES[cause]}"
         )
     before, after = one.first - float(row["arrival"]), float(row["finished"]) - one.first
     lines.append(f"  {'sum':15} {_ms(before):>13} {_ms(after):>11}")
@@ -120,7 +131,9 @@ def _shown(one: Told) -> str:
 
 
 def _together(found: Sequence[Told]) -> str:
-    """What the chosen ones have in common."""
+    """What several have in common; empty if there is one."""
+    if len(found) < 2:
+        return ""
     whole = sum(float(one.row["e2el"]) for one in found)
     totals = {
         cause: sum(before + after for one in found for name, before, after in one.parts() if name == cause)
@@ -142,6 +155,16 @@ def _data(one: Told) -> dict[str, Any]:
         "arrival": float(one.row["arrival"]),
         "finished": float(one.row["finished"]),
         **latencies,
-        "parts": [{"cause": cause, "to_first_token": before, "after": after} for cause, before, after in one.parts()],
+        "parts": [_part(one, *part) for part in one.parts()],
         "segments": [segment._asdict() for segment in one.segments],
+    }
+
+
+def _part(one: Told, cause: str, before: float, after: float) -> dict[str, Any]:
+    return {
+        "cause": cause,
+        "to_first_token": before,
+        "after": after,
+        "requests": [{"request": id, "seconds": seconds} for id, seconds in culprits(one.segments, cause, DATA)],
+        "steps": [{"step": step, "seconds": seconds} for step, seconds in longest(one.segments, cause, DATA)],
     }

@@ -40,8 +40,8 @@ def _do(given: argparse.Namespace) -> int:
     names = [name for some in found for name in labels(some)]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
-    whole = len(folders) == 1
-    runs = [read(folder, name, whole) for folder, name in zip(folders, names, strict=True)]
+    beside = len(folders) - 1
+    runs = [read(folder, name, beside) for folder, name in zip(folders, names, strict=True)]
     out: Path = given.out or given.folders[0] / "report.html"
     title = f"{given.folders[0].resolve().name}" if len(given.folders) == 1 else f"{len(folders)} runs"
     content = page(title, runs)

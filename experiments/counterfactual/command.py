@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from experiments import provenance
-from experiments.counterfactual import report
+from experiments.counterfactual import model, report
 from experiments.counterfactual.play import Played, Recorded, play, policy_of, recorded
 from experiments.errors import carried_out
 from experiments.progress import meter
@@ -94,6 +94,7 @@ def _report(run: Recorded, at: int, out: Path, same: Played, other: Played) -> N
     requests = report.touched(run.folder, same.folder, other.folder, same.instant)
     found, pairs = report.changes(requests), report.paired(requests)
     folders = {"real": run.folder, "same": same.folder, "other": other.folder}
+    off = model.off(run.folder, run.cost, at, out / "predicted.parquet")
     about: dict[str, Any] = {
         "version": VERSION,
         "run": str(run.folder),
@@ -102,6 +103,8 @@ def _report(run: Recorded, at: int, out: Path, same: Played, other: Played) -> N
         "requests": len(requests),
         "approximate": same.closed,
         "cost": OmegaConf.to_container(run.config.backend.cost, resolve=True),
+        "cost_file": _file(run),
+        "model": off,
         "spans": report.spans(folders, same.instant),
     }
     requests.to_csv(out / "requests.csv", index=False)
@@ -110,12 +113,20 @@ def _report(run: Recorded, at: int, out: Path, same: Played, other: Played) -> N
         "paired": [asdict(one) for one in pairs],
     }
     provenance.write(out / "counterfactual.json", _finite(whole))
-    print(f"{run.folder} from step {at:,} on; cost model: {run.config.backend.cost._target_.rpartition('.')[2]}")
+    print(f"{run.folder} from step {at:,} on")
+    print(f"cost model: {type(run.cost).__name__}{f' ({_file(run)})' if _file(run) else ''}; on the recorded steps:")
+    print("".join(f"  {line}\n" for line in model.told(off)))
     print(report.told(about, found, pairs, requests))
     _tell_left_out(run, requests, same.instant)
     if same.closed:
         print("approximate: arrivals answer to completions, and clients are taken to answer as the workload says")
     print(f"Runs and tables: {out}")
+
+
+def _file(run: Recorded) -> str | None:
+    """Which the cost model was read from."""
+    found = getattr(run.cost, "file", None) or getattr(run.cost, "path", None)
+    return str(found) if found else None
 
 
 def _finite(value: Any) -> Any:

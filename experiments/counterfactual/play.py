@@ -16,6 +16,7 @@ from analysis.metrics import summarize
 from experiments import provenance
 from experiments.build import Parts, build, make, objectives, scheduler, setting
 from experiments.composing import composed
+from experiments.counterfactual.model import cost_model
 from experiments.fidelity.twin import twin_of
 from experiments.progress import Shown, Watched
 from experiments.run import amend, describe
@@ -26,8 +27,8 @@ from playground.check.recording import Recording, load
 from playground.core import MAIN
 from playground.policy import Policy
 from playground.sim.backend import SimBackend
+from playground.sim.cost import CostModel
 from playground.trace import Trace
-from playground.trace import read as table
 from playground.workload.source import OpenLoop
 
 
@@ -38,6 +39,8 @@ class Recorded:
     folder: Path
     recording: Recording
     config: DictConfig
+    cost: CostModel
+    """What goes on after the branch."""
 
     @property
     def steps(self) -> int:
@@ -71,7 +74,7 @@ def recorded(folder: Path, cost: Sequence[str] = ()) -> Recorded:
         raise SettingError(f"{folder}: the run did not come to its end")
     if extra := lanes_of(recording) - {MAIN}:
         raise SettingError(f"{folder}: lanes that share a device ({', '.join(sorted(extra))}) cannot be continued")
-    return Recorded(folder, recording, config)
+    return Recorded(folder, recording, config, cost_model(config, bool(cost)))
 
 
 def policy_of(config: DictConfig, words: Sequence[str]) -> Any:
@@ -136,9 +139,3 @@ def _backend(run: Recorded, parts: Parts, at: int) -> SimBackend:
         )
     backend.durations = Spliced(run.recording, at, backend.durations)
     return backend
-
-
-def ended_before(folder: Path, instant: float) -> set[int]:
-    """Requests of a run that had ended by then."""
-    rows = table(folder, "requests", ["id", "finished"]).to_pylist()
-    return {row["id"] for row in rows if row["finished"] <= instant}

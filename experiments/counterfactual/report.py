@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import isnan, log, nan
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,11 @@ class Change:
     @property
     def verdict(self) -> str:
         """Whether the effect stands out from what the model gets wrong."""
-        if isnan(self.effect) or isnan(self.error):
+        sides = self.real, self.same, self.other
+        if isnan(sum(sides)) or min(sides) <= 0:
             return "-"
-        if abs(self.effect) <= abs(self.error):
+        # As ratios: a model that is 200 times too fast is off by far more than -99.5 % would make believe.
+        if abs(log(self.other / self.same)) <= abs(log(self.same / self.real)):
             return "within the model's error"
         return "better" if self.effect < 0 else "worse"
 

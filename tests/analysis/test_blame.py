@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.__main__ import main
-from analysis.blame.account import account, culprits, read, sums
+from analysis.blame.account import account, culprits, longest, read, sums
 from playground.core import Request, Spec
 from playground.sim.cost import Linear
 from policies.budget import ChunkedPrefill, Orca
@@ -61,6 +61,7 @@ def test_a_huge_prompt_before_a_small_one(tmp_path):
     assert parts["same step"] == pytest.approx(0.046 * 32 / 36)
     assert parts["own prompt"] == pytest.approx(0.046 * 4 / 36)
     assert [id for id, _ in culprits(segments, "other prompts")] == [0]
+    assert longest(segments, "other prompts") == [(1, pytest.approx(0.074))]
     assert [id for id, _ in culprits(segments, "same step")] == [0]
 
 
@@ -81,6 +82,16 @@ def test_a_full_pool(tmp_path):
     parts = sums(segments, *ALL)
     first = told.requests.loc[0]
     assert parts["memory"] == pytest.approx(first["finished"] - first["arrival"], abs=0.012)
+    assert culprits(segments, "memory")[0][0] == 0
+
+
+def test_a_full_pool_of_one_rank_in_lockstep(tmp_path):
+    """The trace has the sum of free blocks only: the other rank's pool is empty, and helps nobody."""
+    requests = [Request(0, 0.0, 32, 8), Request(1, 0.0, 4, 12), Request(2, 0.0, 32, 2)]
+    told = run(tmp_path, requests, blocks=11, ranks=2, lockstep=True)
+    assert told.requests["rank"].tolist() == [0, 1, 0]
+    segments = account(told, 2)
+    assert sums(segments, *ALL)["memory"] == pytest.approx(told.requests.loc[0, "finished"], abs=0.05)
     assert culprits(segments, "memory")[0][0] == 0
 
 
@@ -144,6 +155,11 @@ def test_the_command(folder, tmp_path, capsys):
     slowest = requests.assign(e2el=requests["finished"] - requests["arrival"]).nlargest(3, "e2el")
     assert [one["request"] for one in told] == slowest["id"].tolist()
     for one in told:
+        for part in one["parts"]:
+            seconds = pytest.approx(part["to_first_token"] + part["after"])
+            if 0 < len(part["steps"]) < 10 and part["cause"] != "front end":
+                assert sum(step["seconds"] for step in part["steps"]) == seconds
+            assert all(other["request"] != one["request"] for other in part["requests"])
         assert sum(part["to_first_token"] for part in one["parts"]) == pytest.approx(one["ttft"])
         assert sum(part["to_first_token"] + part["after"] for part in one["parts"]) == pytest.approx(one["e2el"])
     assert main(["blame", str(folder), "--request", "7", "--request", "2"]) == 0
@@ -165,6 +181,9 @@ def test_the_page(folder, tmp_path):
             ".reduce((sum, bar) => sum + bar.width.baseVal.value, 0))"
         )
         assert widths == pytest.approx([1100, 1100], rel=0.02)
+        assert shown.run("[...document.querySelectorAll('h2')].map(one => '#' + one.id)") == shown.run(
+            "[...document.querySelectorAll('a')].map(one => one.getAttribute('href'))"
+        )
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,11 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.metrics import latencies, load, summarize
-from analysis.report.data import MOST_SPANS, One, labels, read, runs_of
+from analysis.report.data import MOST_BESIDE, One, labels, read, runs_of
 from analysis.report.page import page
+from analysis.report.stages import MOST_SPANS
+from analysis.report.timelines import Level, each, line, rate, total
+from analysis.report.twins import errors, twins
 from experiments import run
 from experiments.composing import composed
 from tests.browser import browser
@@ -54,7 +57,7 @@ def written(folders, tmp_path):
 
 
 def test_distributions_are_the_runs(pipeline):
-    found = read(pipeline, "x", whole=True)
+    found = read(pipeline, "x")
     finished = latencies(load(pipeline).requests)
     for name in ("ttft", "tpot", "e2el"):
         values = finished[name].dropna().to_numpy() * 1e3
@@ -66,7 +69,7 @@ def test_distributions_are_the_runs(pipeline):
 
 
 def test_every_instant_of_a_stage_is_at_work_or_idle_for_one_cause(pipeline):
-    for stage in read(pipeline, "x", whole=True).stages:
+    for stage in read(pipeline, "x").stages:
         whole = np.sum(list(stage["shares"].values()), axis=0)
         assert whole == pytest.approx(np.ones(len(whole)), abs=1e-3)
         busy = sum(end - begin for begin, end, *_ in stage["spans"])
@@ -77,19 +80,70 @@ def test_every_instant_of_a_stage_is_at_work_or_idle_for_one_cause(pipeline):
 def test_windows_take_merged_steps_apart(tmp_path):
     """The same run, merged and step by step, has the same time lines."""
     merged, stepped = made(tmp_path / "a"), made(tmp_path / "b", "backend.skip_ahead=false")
-    one, other = (read(folder, "x", whole=True).lines for folder in (merged, stepped))
-    assert set(one) == set(other)
-    for name in one:
-        if name not in ("running", "waiting"):  # of a repetition: as they were when it was begun
-            assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-9), name
-    tokens = sum(one["decode_tokens_per_s"]) * (one["time"][-1] - one["time"][0]) / (len(one["time"]) - 1)
-    assert tokens == pytest.approx(load(merged).repetitions["decode_tokens"].sum(), rel=0.1)
+    one, other = (read(folder, "x").lines for folder in (merged, stepped))
+    assert set(one) == set(other) and one["kv"]["most"] != one["kv"]["least"]
+    for name in set(one) - {"begin", "end"}:
+        for statistic in one[name]:
+            assert one[name][statistic] == pytest.approx(other[name][statistic], rel=1e-3, abs=1e-6), (name, statistic)
+    each = (one["end"] - one["begin"]) / len(one["decode_rate"]["mean"])
+    tokens = sum(one["decode_rate"]["mean"]) * each
+    assert tokens == pytest.approx(load(merged).repetitions["decode_tokens"].sum(), rel=1e-3)
+
+
+def test_lines_by_hand():
+    """3 from 1 s on, 1 from 2.5 s on, nothing from 4 s on; windows of 2 s."""
+    level = Level.of(np.array([1.0, 2.5, 4.0]), np.array([3.0, 1.0, 0.0]))
+    edges = np.array([0.0, 2.0, 4.0, 6.0])
+    found = line(level, edges)
+    assert found.mean.tolist() == [1.5, 1.5, 0.0]
+    assert (found.least.tolist(), found.most.tolist()) == ([0, 1, 0], [3, 3, 0])
+    other = Level.of(np.array([0.0, 2.0]), np.array([1.0, 0.0]))
+    assert line(total([level, other]), edges).most.tolist() == [4, 3, 0]  # 1 until 2 s, 3 then
+    assert each([level, other], edges).mean.tolist() == [1.25, 0.75, 0.0]
+    ended = level.zero_after(np.array([3.0, 1.0]))
+    assert ended.at(np.array([1.0, 2.9, 3.0, 3.9])).tolist() == [3, 1, 0, 0], "a change at an end stays"
+
+
+def test_rates_by_hand():
+    """8 tokens from 1 to 3 s, 5 at once at 4 s: windows of 2 s have 4, 4 and 5."""
+    found = rate(np.array([1.0, 4.0]), np.array([3.0, 4.0]), np.array([8.0, 5.0]), np.array([0.0, 2.0, 4.0, 6.0]))
+    assert found.tolist() == [2.0, 2.0, 2.5]
+
+
+def test_a_simulated_run_stands_beside_its_hardware_run():
+    """Each in one pair, and only with what differs in nothing but where it ran."""
+    settings = [{"seed": 0}, {"seed": 1}, {"seed": 0}, {"seed": 0}, {}, {}]
+    backends = ["CudaBackend", "CudaBackend", "SimBackend", "SimBackend", "CudaBackend", "SimBackend"]
+    assert twins(settings, backends) == [(0, 2)]
+    found = errors(
+        {"mean_ttft_ms": 10.0, "preemptions": 0, "mean_tpot_ms": None}, {"mean_ttft_ms": 9.0, "preemptions": 2}
+    )
+    assert found["mean_ttft_ms"] == pytest.approx(-0.1) and found["preemptions"] is found["mean_tpot_ms"] is None
+
+
+def test_a_page_of_a_run_and_its_simulation(tmp_path):
+    """The engine's run and its twin: a table of errors, one colour, the simulated one dashed."""
+    engine = made(tmp_path / "engine", "backend=engine", "workload.requests=4", "workload.max_length=40")
+    run_of, twin = (read(engine, "engine", 1), read(made(tmp_path / "sim", "workload.requests=4",
+                                                         "workload.max_length=40"), "sim", 1))  # fmt: skip
+    assert run_of.setting == twin.setting
+    shown = embedded(page("x", [twin, run_of]))
+    (pair,) = shown["twins"]
+    assert (pair["hardware"], pair["simulated"]) == (1, 0)
+    share = twin.summary["mean_e2el_ms"] / run_of.summary["mean_e2el_ms"] - 1
+    assert pair["errors"]["mean_e2el_ms"] == pytest.approx(share)
+    assert shown["colours"][0] == shown["colours"][1] and shown["dashed"] == [True, False]
+
+
+def test_time_lines_of_many_runs_are_left_out(pipeline):
+    assert read(pipeline, "x", MOST_BESIDE - 1).lines and not read(pipeline, "x", MOST_BESIDE).lines
+    assert not read(pipeline, "x", 1).stages
 
 
 def test_of_many_steps_only_columns_are_drawn(pipeline, monkeypatch):
     assert MOST_SPANS > 1000
-    monkeypatch.setattr("analysis.report.data.MOST_SPANS", 5)
-    (stage, *_) = read(pipeline, "x", whole=True).stages
+    monkeypatch.setattr("analysis.report.stages.MOST_SPANS", 5)
+    (stage, *_) = read(pipeline, "x").stages
     assert stage["spans"] == stage["holes"] == [] and len(stage["shares"]["decode"]) == 500
 
 
@@ -102,7 +156,7 @@ def test_a_sweeps_points_are_told_apart_by_their_options(sweep):
 
 def one(name, ttft, tpot):
     summary = dict.fromkeys(("mean_ttft_ms", "mean_tpot_ms"))
-    return One(name, {}, summary | {"mean_ttft_ms": ttft, "mean_tpot_ms": tpot}, {}, {}, [], [])
+    return One(name, {}, summary | {"mean_ttft_ms": ttft, "mean_tpot_ms": tpot}, {}, {}, {}, [], [], {})
 
 
 def embedded(content):
@@ -112,7 +166,8 @@ def embedded(content):
 def test_the_front_is_what_no_other_run_beats():
     runs = [one("a", 10, 5), one("b", 20, 3), one("c", 20, 4), one("d", 10, 5), one("e", None, None)]
     points = embedded(page("x", runs))["pareto"]["points"]
-    assert {point["name"]: point["front"] for point in points} == {"a": True, "b": True, "c": False, "d": True}
+    fronts = {runs[point["run"]].name: point["front"] for point in points}
+    assert fronts == {"a": True, "b": True, "c": False, "d": True}
     assert embedded(page("x", runs[:1]))["pareto"] is None
 
 
@@ -174,7 +229,7 @@ def test_charts_over_time_zoom_together(pipeline, tmp_path, shown):
     assert shown.run(f"+{canvas(0)}.dataset.until") > 0  # distributions keep theirs
     place = box(shown, stage)
     shown.mouse("mouseMoved", place["x"] + place["width"] / 2, place["y"] + 70)
-    assert re.search(r"step \d+|: [\d.]+ %", shown.run("document.getElementById('tip').textContent"))
+    assert re.search(r"step \d+|: [\d.]+ %|idle: ", shown.run("document.getElementById('tip').textContent"))
     for clicks in (1, 2):
         place = box(shown, first)
         for kind in ("mousePressed", "mouseReleased"):
@@ -191,11 +246,11 @@ def test_a_sweep_in_a_browser(sweep, tmp_path, shown):
         "policy=vllm_v1",
         "policy=static",
     ]
-    assert shown.run("document.querySelectorAll('canvas').length") == 1 + 4
+    assert shown.run("document.querySelectorAll('canvas').length") == 1 + 4 + 6
     ink = f"(() => {{ const pen = {canvas(1)}.getContext('2d'); return pen.getImageData(0, 0, {canvas(1)}.width, 200)"
     ink += ".data.reduce((sum, one) => sum + one, 0) })()"
     before = shown.run(ink)
-    shown.run("document.querySelector('#names span').click()")
+    shown.run("document.querySelectorAll('.legend')[1].firstChild.click()")
     assert shown.run(ink) < before  # a line is gone
     shown.dark()
     assert shown.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"

@@ -10,17 +10,19 @@ from analysis.intervals import interval
 from experiments import run
 from experiments.__main__ import main
 from experiments.composing import composed
+from experiments.counterfactual import play
+from experiments.counterfactual.model import off
 from experiments.counterfactual.play import policy_of
 from experiments.counterfactual.report import changes, paired
 from experiments.settings import SettingError
 from playground.trace import read
 
 SMALL = ("model=tiny", "kv.blocks=60", "workload.requests=24", "workload.rate=2500", "workload.max_length=256")
-STEPPED = ("backend=sim", "backend.skip_ahead=false")
 
 
-def made(folder, *overrides):
-    given = [*SMALL, *STEPPED, *overrides]
+def made(folder, *overrides, backend="sim"):
+    stepped = ("backend.skip_ahead=false",) if backend == "sim" else ()
+    given = [*SMALL, f"backend={backend}", *stepped, *overrides]
     if "workload=closed_loop" in given:
         given.remove("workload.rate=2500")
     config = composed(given)
@@ -66,6 +68,8 @@ def test_the_recorded_policy_goes_on_as_recorded(tmp_path, capsys, overrides):
     found = json.loads((tmp_path / "out" / "counterfactual.json").read_text())
     assert [row["error"] for row in found["changes"]] == pytest.approx([0.0] * len(found["changes"]), abs=1e-9)
     assert any(abs(row["effect"]) > 0.01 for row in found["changes"])
+    assert all(abs(row["mape"]) < 1e-6 for row in found["model"] if row["kind"] != "host")
+    assert found["model"][0]["steps"] > 0  # in lockstep, those of one rank
     assert found["approximate"] == ("approximate: " in out) == ("workload=closed_loop" in overrides)
     simulated, real = requests_of(tmp_path / "out" / "simulated"), requests_of(folder)
     assert {id: row["finished"] for id, row in simulated.items()} == pytest.approx(
@@ -118,13 +122,49 @@ def test_effects_are_simulation_against_simulation_and_errors_against_the_record
         assert (pair.mean, pair.low, pair.high, pair.requests) == (-5.5, -5.5, -5.5, 3)
 
 
-@pytest.mark.parametrize(("same", "other", "verdict"), [(12, 13, "within the model's error"), (10.1, 12, "worse")])
+@pytest.mark.parametrize(
+    ("same", "other", "verdict"),
+    [(12, 13, "within the model's error"), (10.1, 12, "worse"), (0.05, 1.6, "within the model's error")],
+)
 def test_an_effect_smaller_than_the_error_is_called_so(same, other, verdict):
     rows = frame(real={"ttft": [10.0]}, same={"ttft": [same]}, other={"ttft": [other]})
     rows = rows.assign(
         **{f"{metric}_{side}": [np.nan] for metric in ("tpot", "e2el") for side in ("real", "same", "other")}
     )
     assert {change.verdict for change in changes(rows)} == {verdict}
+
+
+class Twice:
+    """A cost model that takes everything to last twice as long."""
+
+    def __init__(self, cost):
+        self._cost = cost
+
+    def host(self, shape):
+        return 2 * self._cost.host(shape)
+
+    def stage(self, shape, stage):
+        alone = self._cost.stage(shape, stage)
+        return type(alone)(*(2 * seconds for seconds in alone))
+
+
+def test_a_model_is_held_to_the_steps_from_the_branch_on(recorded, tmp_path):
+    known = play.recorded(recorded)
+    rows = {row["kind"]: row for row in off(recorded, Twice(known.cost), 40, tmp_path / "steps.parquet")}
+    assert rows["all"]["steps"] == known.steps - 40 == sum(rows[kind]["steps"] for kind in ("decode", "mixed"))
+    assert (rows["all"]["mape"], rows["all"]["total"]) == pytest.approx((1.0, 1.0))
+    assert rows["host"]["predicted"] == pytest.approx(2 * rows["host"]["measured"])
+
+
+def test_a_run_with_real_tensors(tmp_path, capsys):
+    """No profile: it says what to do. With the model that was its clock, nothing is off."""
+    folder = made(tmp_path / "run", "workload.requests=6", backend="costed")
+    words = (folder, "--policy", "policy=static", "--from-step", 9, "-o", tmp_path / "out")
+    code, _, err = told(capsys, *words)
+    assert code == 2 and "no profile of this model" in err and "--cost roofline" in err
+    assert told(capsys, *words, "--cost", "roofline")[0] == 0
+    found = json.loads((tmp_path / "out" / "counterfactual.json").read_text())
+    assert [row["error"] for row in found["changes"]] == pytest.approx([0.0] * len(found["changes"]), abs=1e-9)
 
 
 def test_intervals_cover_the_mean_as_often_as_they_say():
