@@ -52,6 +52,11 @@ class Tables:
         """`steps` with merged ones taken apart: what merging saved must not change a number."""
         return apart(self.steps, self.slices, self.block_size)
 
+    @cached_property
+    def tokens(self) -> pd.DataFrame:
+        """When each token came back to its client (`analysis.tokens.token_times`)."""
+        return token_times(self.requests, self.steps, self.slices)
+
     @property
     def idle_causes(self) -> pd.DataFrame:
         """Why which stage was idle for how long."""
@@ -82,7 +87,7 @@ def summarize(
 ) -> Summary:
     """All metrics of one run. A metric that has no sample is None."""
     finished = latencies(tables.requests[tables.requests["outcome"] == "finished"])
-    tokens = token_times(tables.requests, tables.steps, tables.slices)
+    tokens = tables.tokens
     samples = {
         "ttft": finished["ttft"].to_numpy(),
         "tpot": finished["tpot"].dropna().to_numpy(),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from analysis.waiting import waiting
 from experiments import bubbles, points, run
 from experiments.adversary import command as adversary
 from experiments.capacity import command as capacity
@@ -20,7 +21,6 @@ from experiments.evaluate import command as evaluate
 from experiments.fidelity import command as fidelity
 from experiments.mutants import command as mutants
 from experiments.parity import prove
-from experiments.progress import waiting
 from experiments.regimes import command as regimes
 from experiments.regret import command as regret
 from experiments.settings import SettingError

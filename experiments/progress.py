@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from threading import Event as Signal
-from threading import Thread
 from time import monotonic
 from typing import Protocol
 
@@ -15,11 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from analysis.waiting import LINE_EVERY, PATIENCE
 from playground.workload.source import Event, Source
 
-PATIENCE = 2.0
-"""Seconds after which people want to know; anything shorter stays silent."""
-LINE_EVERY = 10.0
 BAR_EVERY = 0.1
 
 
@@ -65,26 +61,6 @@ def meter(title: str, unit: str = "requests") -> Iterator[Meter]:
         return
     with _progress() as progress:
         yield Bar(progress, title, unit)
-
-
-@contextmanager
-def waiting(title: str) -> Iterator[None]:
-    """How long something has taken that cannot tell how far it is."""
-    over = Signal()
-    teller = Thread(target=_tell_time, args=(title, over), daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        over.set()
-        teller.join()
-
-
-def _tell_time(title: str, over: Signal) -> None:
-    began, pause = monotonic(), PATIENCE
-    while not over.wait(pause):
-        print(f"{title}, {monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        pause = LINE_EVERY
 
 
 class Bar:

@@ -20,7 +20,7 @@ from analysis.metrics import Tables, latencies, load, summarize
 from analysis.report import stages
 from analysis.report.timelines import LOSSES, Line, span, timelines
 from analysis.report.twins import setting
-from analysis.tokens import Array, gaps, token_times
+from analysis.tokens import Array, gaps
 from playground import trace
 
 QUANTILES = np.unique(np.concatenate([np.linspace(0, 0.9, 181), 1 - np.geomspace(0.1, 1e-4, 120), [1.0]]))
@@ -116,7 +116,7 @@ def _intervals(run: lint.Run, statistics: Sequence[str]) -> dict[str, list[float
 
 def _cdfs(finished: pd.DataFrame, tables: Tables) -> dict[str, list[list[float | None]]]:
     """[milliseconds, share] by metric."""
-    tokens = token_times(tables.requests, tables.steps, tables.slices)
+    tokens = tables.tokens
     samples = {name: finished[name].dropna().to_numpy() for name in ("ttft", "tpot", "e2el")}
     samples["itl"] = gaps(tokens[tokens["sequence"].isin(finished["id"])])
     return {name: _cdf(values) for name, values in samples.items() if len(values)}

@@ -11,13 +11,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from analysis.waiting import waiting
 from experiments import provenance, report, settings
 from experiments.build import Parts, build, scheduler
 from experiments.calibrate import clocks, serving
 from experiments.calibrate.conclude import CLOCKS, FACTS, conclude, table, unsteady
 from experiments.calibrate.design import Probe, Ramp, design, ramps
 from experiments.calibrate.measure import measure
-from experiments.progress import meter, waiting
+from experiments.progress import meter
 from experiments.settings import SettingError, Settings
 from experiments.study import Composer
 from playground.sim.cost.profile import OWN, Profile

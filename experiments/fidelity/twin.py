@@ -15,13 +15,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from analysis.waiting import waiting
 from experiments import provenance, run
 from experiments.build import Plan, Simulated, make, plan_of, setting
 from experiments.composing import composed
 from experiments.fidelity.hardware import POINT
 from experiments.fidelity.predict import predict
 from experiments.parity import prove
-from experiments.progress import waiting
 from experiments.settings import SettingError, Settings, read
 from playground.check.parity import Divergence
 from playground.core import Spec

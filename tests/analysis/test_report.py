@@ -264,6 +264,8 @@ def test_what_is_no_run_is_told_in_a_line(tmp_path, capsys):
         assert "neither the folder of a run nor of a sweep" in err and err.count("\n") == 1
 
 
-def test_by_default_it_lies_in_the_runs_folder(sweep):
+def test_by_default_it_lies_in_the_runs_folder(sweep, monkeypatch, capsys):
+    monkeypatch.setattr("analysis.waiting.PATIENCE", 0.0)
     assert main(["report", str(sweep / "0")]) == 0
+    assert "report: reading, 0 s" in capsys.readouterr().err, "who waits is told"
     assert (sweep / "0" / "report.html").is_file()

@@ -3,8 +3,9 @@ from time import sleep
 import pytest
 from rich.progress import Progress
 
+from analysis.waiting import waiting
 from experiments import progress
-from experiments.progress import Lines, SweepBar, Tally, Watched, meter, sweep_meter, waiting
+from experiments.progress import Lines, SweepBar, Tally, Watched, meter, sweep_meter
 from playground.core import Request
 from playground.workload.source import OpenLoop
 
@@ -96,7 +97,7 @@ def test_the_source_behind_it_is_unchanged():
 
 
 def test_waiting_is_told_after_a_while(capfd, monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE", 0.02)
+    monkeypatch.setattr("analysis.waiting.PATIENCE", 0.02)
     with waiting("x: replaying"):
         sleep(0.2)
     assert capfd.readouterr().err == "x: replaying, 0 s\n"
