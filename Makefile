@@ -57,6 +57,6 @@ $(STAMP): pyproject.toml
 		{ echo "PYTHON=$(PYTHON) is not Python 3.11, 3.12 or 3.13: say where one is: make PYTHON=/path/to/python3.11"; exit 2; }
 	@echo "Installing into .venv with $(PYTHON): about 2 GB, one to five minutes."
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --no-compile -e '.[engine,wandb,report,dev]' $(TORCH)
+	$(BIN)/pip install --no-compile -e '.[engine,wandb,report,search,dev]' $(TORCH)
 	@rm -f .venv/installed-*
 	@touch $@

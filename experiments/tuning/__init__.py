@@ -1,0 +1,1 @@
+"""A policy's parameters, searched by Optuna: `playground sweep=optuna`."""
